@@ -1,0 +1,343 @@
+"""The files of a model and of a checkpoint: safetensors and JSON, nothing that can run code.
+
+A model directory (kind `model`) is all that a user needs to copy:
+
+    config.json         the model's config, its vocabulary sizes, where it came from
+    model.safetensors   one tensor per parameter, fp32; a tied parameter is stored once, under its first name
+    tokenizer/          the tokenizer, byte for byte
+    README.md           a card for people
+
+A checkpoint directory (kind `checkpoint`) holds the same and what a training run needs to go on: `optimizer.safetensors`, `state.json`, and
+`trained.safetensors` where `model.safetensors` holds a moving average of the trained weights.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mtkit import config as codec
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
+from mtkit.files import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_json, read_manifest, verify_directory, write_json
+from mtkit.model.config import ModelConfig
+from mtkit.model.transformer import Transformer
+
+MODEL_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+TOKENIZER_NAME = "tokenizer"
+CARD_NAME = "README.md"
+FORMAT = 1
+
+CHECKPOINTS_NAME = "checkpoints"
+"""The directory of a run that holds its checkpoints."""
+
+FINAL_MODEL_NAME = "model"
+"""The directory of a run that holds the model which the run hands over."""
+
+MAX_HEADER_BYTES = 100 << 20
+_MAX_LAYERS = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """What `config.json` says of a model.
+
+    Attributes:
+        model: The architecture.
+        src_vocab_size: Source pieces.
+        tgt_vocab_size: Target pieces.
+        tokenizer: Fingerprint of the tokenizer that the model was trained with.
+        provenance: Where it came from: step, scores, training config, data; JSON-ready.
+    """
+
+    model: ModelConfig
+    src_vocab_size: int
+    tgt_vocab_size: int
+    tokenizer: str
+    provenance: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return {
+            "format": FORMAT,
+            "model": codec.to_dict(self.model),
+            "src_vocab_size": self.src_vocab_size,
+            "tgt_vocab_size": self.tgt_vocab_size,
+            "tokenizer": self.tokenizer,
+            "provenance": self.provenance,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A model with all that is needed to use it.
+
+    Attributes:
+        model: In eval mode, on the device asked for, fp32.
+        tokenizer: The one it was trained with.
+        description: Its `config.json`.
+        path: The directory it came from.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    description: ModelDescription
+    path: Path
+
+
+def describe(model: Transformer, tokenizer: Tokenizer, *, provenance: Mapping[str, Any]) -> ModelDescription:
+    """The description of a model in memory."""
+    return ModelDescription(
+        model=model.config,
+        src_vocab_size=model.src_vocab_size,
+        tgt_vocab_size=model.tgt_vocab_size,
+        tokenizer=tokenizer.fingerprint,
+        provenance=dict(provenance),
+    )
+
+
+def parameters_by_name(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Each parameter once, detached, under its first name: what a model file holds."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def save_model(
+    directory: Path,
+    *,
+    tensors: Mapping[str, Tensor],
+    description: ModelDescription,
+    tokenizer: Tokenizer,
+    inputs: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a model directory.
+
+    Args:
+        directory: Where; it appears only when complete.
+        tensors: Each parameter once, as `parameters_by_name` gives them.
+        description: What goes into `config.json`.
+        tokenizer: Bundled byte for byte.
+        inputs: Fingerprints of what the model was made from, for the manifest.
+        overwrite: Replace a model that is there already.
+
+    Raises:
+        MTKitError: The directory exists or cannot be written.
+        ResourceError: The disk is full.
+    """
+    with atomic_directory(directory, kind="model", config=description.to_json(), inputs=inputs, overwrite=overwrite) as temporary:
+        write_model_files(temporary, tensors=tensors, description=description, tokenizer=tokenizer)
+
+
+def write_model_files(directory: Path, *, tensors: Mapping[str, Tensor], description: ModelDescription, tokenizer: Tokenizer) -> None:
+    """Write the files of a model into a directory that somebody else seals."""
+    write_tensors(directory / MODEL_NAME, tensors)
+    write_json(directory / CONFIG_NAME, description.to_json())
+    (directory / TOKENIZER_NAME).mkdir()
+    tokenizer.write_files(directory / TOKENIZER_NAME)
+    (directory / CARD_NAME).write_text(_model_card(description, sum(tensor.numel() for tensor in tensors.values())), encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        ResourceError: The disk is full.
+    """
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        text = str(error)
+        if "No space left" in text or "StorageFull" in text or "FileTooLarge" in text:
+            raise ResourceError(f"{path}: cannot be written: {text}", hint="Free some space; nothing was half-written.") from error
+        raise MTKitError(f"{path}: cannot be written: {text}") from error
+
+
+def read_tensors(path: Path, *, shapes: Mapping[str, torch.Size] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file into memory (a mapped file: pages are read when touched).
+
+    Args:
+        path: The file.
+        shapes: The names and shapes that it has to hold, or None for any.
+
+    Raises:
+        ArtefactError: It is damaged, or its names or shapes are others; the message names the first that differs.
+    """
+    try:
+        if shapes is not None:
+            check_shapes(path, shapes)
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtefactError(f"{path}: is damaged: {error}", hint="Copy or make it anew.") from error
+
+
+def check_shapes(path: Path, shapes: Mapping[str, torch.Size]) -> None:
+    """Compare the header of a safetensors file with the names and shapes that it should hold, without reading a tensor."""
+    found = {name: tuple(entry["shape"]) for name, entry in read_tensor_header(path).items()}
+    for name in sorted(shapes.keys() | found.keys()):
+        if name not in found:
+            raise ArtefactError(f"{path}: has no tensor {name}")
+        if name not in shapes:
+            raise ArtefactError(f"{path}: holds a tensor that the model lacks: {name!r}")
+        if found[name] != tuple(shapes[name]):
+            raise ArtefactError(f"{path}: {name} has the shape {list(found[name])}, and {list(shapes[name])} is needed")
+
+
+def read_tensor_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Name -> {dtype, shape, data_offsets} of a safetensors file.
+
+    Raises:
+        ArtefactError: The header is damaged.
+    """
+    try:
+        with open(path, "rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > min(MAX_HEADER_BYTES, os.fstat(stream.fileno()).st_size):
+                raise ArtefactError(f"{path}: is damaged: its header claims {size} bytes")
+            header = json.loads(stream.read(size))
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
+                raise ValueError("a shape is not a list of whole numbers")
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtefactError(f"{path}: is not a safetensors file: {error}") from error
+    return dict(header)
+
+
+def read_description(directory: Path) -> ModelDescription:
+    """Read `config.json` of a model or checkpoint directory.
+
+    Raises:
+        ArtefactError: It is missing, damaged or of another format.
+    """
+    path = directory / CONFIG_NAME
+    value = read_json(path)
+    try:
+        if value["format"] != FORMAT:
+            raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
+        description = ModelDescription(
+            model=codec.from_dict(ModelConfig, value["model"]),
+            src_vocab_size=int(value["src_vocab_size"]),
+            tgt_vocab_size=int(value["tgt_vocab_size"]),
+            tokenizer=str(value["tokenizer"]),
+            provenance=dict(value["provenance"]),
+        )
+    except ConfigError as error:
+        raise ArtefactError(f"{path}: {error.message}", hint=error.hint) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtefactError(f"{path}: is not the config of a model: {error!r}") from error
+    if max(description.model.num_encoder_layers, description.model.num_decoder_layers) > _MAX_LAYERS:
+        raise ArtefactError(f"{path}: more than {_MAX_LAYERS} layers are not supported")
+    return description
+
+
+def find_model(path: Path) -> Path:
+    """The model or checkpoint directory that a path stands for.
+
+    A run directory stands for the model it hands over, or for its latest checkpoint while it is still training.
+
+    Raises:
+        ArtefactError: There is no model at this path.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        if read_manifest(path).kind not in ("model", "checkpoint"):
+            raise ArtefactError(f"{path}: is not a model but of kind {read_manifest(path).kind}")
+        return path
+    if (path / FINAL_MODEL_NAME / MANIFEST_NAME).is_file():
+        return path / FINAL_MODEL_NAME
+    checkpoints = sorted((path / CHECKPOINTS_NAME).glob("step-*/" + MANIFEST_NAME))
+    if checkpoints:
+        return checkpoints[-1].parent
+    what = "does not exist" if not path.exists() else "holds no model"
+    raise ArtefactError(f"{path}: {what}", hint="Give a model, a checkpoint or a run directory that `mtkit train` or `mtkit average` wrote.")
+
+
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: Verify = "fast") -> LoadedModel:
+    """Load a model for use.
+
+    Args:
+        path: A model directory, a checkpoint directory, or a run directory.
+        device: Where the weights go.
+        verify: How far the files are checked against their manifest.
+
+    Raises:
+        ArtefactError: There is no model, it is damaged, or its parts do not fit each other.
+    """
+    directory = find_model(Path(path))
+    manifest: Manifest = verify_directory(directory, level=verify)
+    required = {MODEL_NAME, CONFIG_NAME}
+    if not required <= manifest.files.keys():
+        raise ArtefactError(f"{directory}: its manifest lacks {', '.join(sorted(required - manifest.files.keys()))}")
+    description = read_description(directory)
+    tokenizer = Tokenizer.read_files(directory / TOKENIZER_NAME)
+    require_fitting_tokenizer(tokenizer, description, directory)
+    model = build_model(description, read_model_tensors(directory / MODEL_NAME, description))
+    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, description=description, path=directory)
+
+
+def read_model_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
+    """Read the weights of a model after comparing names and shapes with its description, so that memory is bounded by the file's size."""
+    with torch.device("meta"):
+        skeleton = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
+    return read_tensors(path, shapes={name: parameter.shape for name, parameter in skeleton.named_parameters()})
+
+
+def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) -> Transformer:
+    """A model in fp32 with the given weights, in training mode."""
+    model = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
+    copy_parameters(model, tensors)
+    return model
+
+
+@torch.no_grad()
+def copy_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names; tied parameters stay tied."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[name])
+
+
+def require_fitting_tokenizer(tokenizer: Tokenizer, description: ModelDescription, directory: Path) -> None:
+    """Refuse a tokenizer other than the one that a model was trained with.
+
+    Raises:
+        ArtefactError: Names both fingerprints, or both sizes.
+    """
+    if tokenizer.fingerprint != description.tokenizer:
+        raise ArtefactError(
+            f"{directory}: its tokenizer has the fingerprint {tokenizer.fingerprint[:16]}, the model was trained with {description.tokenizer[:16]}",
+            hint="Somebody replaced the tokenizer; copy the whole directory anew.",
+        )
+    sizes = (tokenizer.src_vocab_size, tokenizer.tgt_vocab_size)
+    if sizes != (description.src_vocab_size, description.tgt_vocab_size):
+        raise ArtefactError(
+            f"{directory}: its tokenizer has {sizes[0]} + {sizes[1]} pieces, "
+            f"but the model has {description.src_vocab_size} + {description.tgt_vocab_size}"
+        )
+
+
+def _model_card(description: ModelDescription, num_parameters: int) -> str:
+    model = description.model
+    scores = description.provenance.get("scores") or {}
+    languages = " → ".join(filter(None, (description.provenance.get("src_lang"), description.provenance.get("tgt_lang"))))
+    lines = [
+        f"# Translation model{' ' + languages if languages else ''}",
+        "",
+        f"A Transformer encoder and decoder trained with mtkit: {model.num_encoder_layers} + {model.num_decoder_layers} layers, width {model.d_model},",
+        f"{num_parameters:,} parameters, {description.src_vocab_size:,} source and {description.tgt_vocab_size:,} target pieces.",
+        "",
+        "    mtkit translate PATH_OF_THIS_DIRECTORY < input.txt > output.txt",
+        "",
+        *(f"- {name}: {value:.4g}" for name, value in sorted(scores.items())),
+        *(f"- {key}: {description.provenance[key]}" for key in ("step", "averaged", "data") if description.provenance.get(key)),
+    ]
+    return "\n".join(lines).strip() + "\n"

@@ -1,0 +1,152 @@
+"""Which checkpoints a run has and which it keeps.
+
+The directory is the truth: a checkpoint exists when `step-NNNNNNN/` has a valid manifest. Anything else in the directory is ignored and never
+touched, except what an earlier process of mtkit left half-written.
+"""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mtkit.errors import ArtefactError, ConfigError
+from mtkit.files import MANIFEST_NAME, Verify, atomic_directory, read_json, read_manifest, temporary_name, verify_directory
+
+STATE_NAME = "state.json"
+Metric = Literal["loss", "bleu", "chrf"]
+
+_CHECKPOINT = re.compile(r"step-(\d{7,})")
+_LEFTOVER = re.compile(r"\.step-\d{7,}\.tmp-\d+-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """When checkpoints are saved and which are kept."""
+
+    every_steps: int | None = 1000
+    """Updates between two checkpoints; None = only by time, with validations, and at the end."""
+    every_minutes: float | None = 10.0
+    """Minutes between two checkpoints, whichever comes first; None = only by steps."""
+    keep_last: int = 5
+    """How many of the newest to keep, at least 1."""
+    keep_best: int = 1
+    """How many of the best by the metric of early stopping to keep besides, 0 or more."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ConfigError(f"every_steps must be at least 1, but is {self.every_steps}")
+        if self.every_minutes is not None and self.every_minutes <= 0:
+            raise ConfigError(f"every_minutes must be positive, but is {self.every_minutes}")
+        if self.keep_last < 1:
+            raise ConfigError(f"keep_last must be at least 1, but is {self.keep_last}")
+        if self.keep_best < 0:
+            raise ConfigError(f"keep_best must not be negative, but is {self.keep_best}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint on disk.
+
+    Attributes:
+        path: Its directory.
+        step: Updates done.
+        scores: Validation results at this step by metric (`loss`, `bleu`, `chrf`); empty where none was made.
+    """
+
+    path: Path
+    step: int
+    scores: dict[str, float]
+
+
+class CheckpointManager:
+    """Finds, adds and removes the checkpoints of one directory.
+
+    Args:
+        directory: Where they lie; made when first needed.
+        config: Which to keep.
+        metric: What `keep_best` goes by.
+    """
+
+    def __init__(self, directory: Path, *, config: CheckpointConfig, metric: Metric) -> None:
+        self.directory = directory
+        self._config = config
+        self._metric = metric
+
+    def stored(self) -> list[StoredCheckpoint]:
+        """All valid checkpoints by step."""
+        return list_checkpoints(self.directory)
+
+    def latest(self, *, verify: Verify = "full") -> tuple[StoredCheckpoint | None, list[str]]:
+        """The newest undamaged checkpoint, or None, and a line for each damaged one that was passed over.
+
+        Raises:
+            ArtefactError: There are checkpoints, but all are damaged.
+        """
+        damage = []
+        for checkpoint in reversed(self.stored()):
+            try:
+                verify_directory(checkpoint.path, kind="checkpoint", level=verify)
+            except ArtefactError as error:
+                damage.append(error.message)
+                continue
+            return checkpoint, damage
+        if damage:
+            raise ArtefactError(f"{self.directory}: every checkpoint is damaged: " + "; ".join(damage))
+        return None, []
+
+    @contextlib.contextmanager
+    def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
+        """Write a checkpoint: the block fills a directory that becomes `step-NNNNNNN` when the block ends. Then older ones are removed.
+
+        A damaged or foreign directory of that name is moved out of the way, not overwritten in place.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"step-{step:07d}"
+        if path.exists():
+            path.rename(temporary_name(path))
+        with atomic_directory(path, kind="checkpoint", config=config, inputs=inputs) as temporary:
+            yield temporary
+        self.prune()
+
+    def prune(self) -> None:
+        """Remove the checkpoints that are neither among the newest nor among the best. Failing to remove one never stops a run."""
+        stored = self.stored()
+        keep = {checkpoint.step for checkpoint in stored[-self._config.keep_last :]} | {checkpoint.step for checkpoint in self.best(stored)}
+        for checkpoint in stored:
+            if checkpoint.step not in keep:
+                doomed = temporary_name(checkpoint.path)
+                with contextlib.suppress(OSError):
+                    checkpoint.path.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def best(self, stored: list[StoredCheckpoint] | None = None) -> list[StoredCheckpoint]:
+        """The `keep_best` best of the stored checkpoints, best first."""
+        candidates = [checkpoint for checkpoint in (self.stored() if stored is None else stored) if self._metric in checkpoint.scores]
+        sign = 1.0 if self._metric == "loss" else -1.0
+        return sorted(candidates, key=lambda checkpoint: (sign * checkpoint.scores[self._metric], checkpoint.step))[: self._config.keep_best]
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process left half-written. Only call it while holding the lock of the run."""
+        if self.directory.is_dir():
+            for path in self.directory.iterdir():
+                if _LEFTOVER.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
+    """The checkpoints in a directory that have a manifest and a state, by step; nothing else is looked at."""
+    found = []
+    if directory.is_dir():
+        for path in directory.iterdir():
+            match = _CHECKPOINT.fullmatch(path.name)
+            if match and (path / MANIFEST_NAME).is_file():
+                try:
+                    read_manifest(path, kind="checkpoint")
+                    scores = read_json(path / STATE_NAME).get("scores") or {}
+                    found.append(StoredCheckpoint(path=path, step=int(match[1]), scores={name: float(value) for name, value in scores.items()}))
+                except (ArtefactError, AttributeError, TypeError, ValueError):
+                    continue
+    return sorted(found, key=lambda checkpoint: checkpoint.step)

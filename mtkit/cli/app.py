@@ -1,0 +1,93 @@
+"""The `mtkit` application: its commands, its global options, and how errors become exit codes."""
+
+import io
+import os
+import select
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mtkit import __version__
+from mtkit.cli import console
+from mtkit.errors import MTKitError, ResourceError
+
+BROKEN_PIPE_EXIT_CODE = 141
+INTERRUPT_EXIT_CODE = 130
+STDOUT, STDERR = 1, 2
+
+
+class _Group(TyperGroup):
+    """Turns mtkit's own errors, Ctrl-C and a closed pipe into a message and an exit code, for every command alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            if not _reader_has_gone():
+                raise
+            # As with `| head -1`: end quietly, and keep the interpreter from flushing into the closed pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+            raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
+        except (MTKitError, KeyboardInterrupt, MemoryError) as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            if isinstance(error, MTKitError):
+                console.report_error(error.message, error.hint)
+                raise typer.Exit(error.exit_code) from None
+            if isinstance(error, MemoryError):
+                console.report_error("out of memory", None)
+                raise typer.Exit(ResourceError.exit_code) from None
+            console.report_error("interrupted", None)
+            raise typer.Exit(INTERRUPT_EXIT_CODE) from None
+
+
+def _reader_has_gone() -> bool:
+    """Whether stdout or stderr is a pipe that nobody reads any more."""
+    poll = select.poll()
+    for descriptor in (STDOUT, STDERR):
+        poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+app = typer.Typer(
+    name="mtkit",
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train Transformers for machine translation and put them to work.",
+    epilog="Example: mtkit train --train train.en train.de --dev dev.en dev.de --preset tiny --output runs/en-de",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"mtkit {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def global_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+def main() -> None:
+    """Entry point of the `mtkit` script."""
+    _open_closed_streams()
+    app()
+
+
+def _open_closed_streams() -> None:
+    """Put something in the place of a standard stream that is closed, so that no other file gets its number; using stdin or stdout then fails."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number, which is that of the closed stream
+            raw = io.FileIO(descriptor, "r" if name == "stdin" else "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))

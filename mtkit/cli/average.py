@@ -1,0 +1,45 @@
+"""`mtkit average`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtkit.cli import console
+from mtkit.cli.console import QuietOption
+from mtkit.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("average", epilog="Example: mtkit average runs/en-de --last 5 --output runs/en-de/average")(average)
+
+
+def average(
+    inputs: Annotated[list[Path], typer.Argument(metavar="RUN | CHECKPOINT...", help="A run directory, or the checkpoints to average.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The model directory to make.")],
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Of a run: average its N newest checkpoints.")] = None,
+    best: Annotated[int | None, typer.Option("--best", min=1, help="Of a run: average its N best checkpoints.")] = None,
+    metric: Annotated[str, typer.Option("--metric", help="What --best goes by: bleu, chrf or loss.")] = "bleu",
+    quiet: QuietOption = False,
+) -> None:
+    """Average checkpoints into one model, which is usually better than each of them."""
+    from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
+    from mtkit.checkpoint.format import CHECKPOINTS_NAME
+    from mtkit.checkpoint.manager import list_checkpoints
+
+    if metric not in ("bleu", "chrf", "loss"):
+        raise UsageError(f"--metric must be bleu, chrf or loss, but is {metric}")
+    if last is not None and best is not None:
+        raise UsageError("--last and --best exclude each other")
+    paths = inputs
+    if last is not None or best is not None:
+        if len(inputs) != 1:
+            raise UsageError(f"--last and --best take one run directory, but {len(inputs)} paths were given")
+        stored = list_checkpoints(inputs[0] / CHECKPOINTS_NAME)
+        chosen = select_last(stored, last) if last is not None else select_best(stored, best or 1, metric=metric)
+        paths = [checkpoint.path for checkpoint in chosen]
+    elif len(inputs) == 1 and (inputs[0] / CHECKPOINTS_NAME).is_dir():
+        raise UsageError(f"{inputs[0]} is a run: say which of its checkpoints to average", hint="Add --last 5, or --best 5.")
+    average_checkpoints(paths, output)
+    console.say(f"averaged {', '.join(path.name for path in paths)} into {output}", quiet=quiet)

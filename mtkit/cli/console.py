@@ -1,0 +1,43 @@
+"""What the commands share when they talk to a person: everything goes to stderr, because stdout carries data only."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from mtkit.files import STDIO, open_output
+
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def say(message: str, *, quiet: bool = False) -> None:
+    """Print a line of progress or result for a person, unless `quiet`."""
+    if not quiet:
+        print(escape_control(message), file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Print a warning."""
+    print(f"warning: {escape_control(message)}", file=sys.stderr, flush=True)
+
+
+def report_error(message: str, hint: str | None) -> None:
+    """Print an error and what to do about it."""
+    print(f"error: {escape_control(message)}", file=sys.stderr)
+    if hint:
+        print(escape_control(hint), file=sys.stderr)
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON document on stdout, in UTF-8 whatever the locale."""
+    with open_output(STDIO) as output:
+        for line in json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).split("\n"):
+            output.write(line)
+
+
+def escape_control(text: str) -> str:
+    """Make control characters of foreign text visible, so that it cannot steer the terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text)

@@ -1,0 +1,209 @@
+"""`mtkit tokenizer train | encode | decode`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mtkit.cli import console
+from mtkit.config import Layer, Tree, parse_override, read_toml, resolve
+from mtkit.decoding.windows import open_windows
+from mtkit.errors import DataError, MTKitError, UsageError
+from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output, read_manifest
+
+if TYPE_CHECKING:
+    from mtkit.data.tokenizer import Side, Tokenizer, TokenizerConfig
+
+_WINDOW_LINES = 1000
+
+ModelArgument = Annotated[
+    Path, typer.Argument(help="A tokenizer directory, or a model, checkpoint or shard set that holds one.", metavar="TOKENIZER")
+]
+SideOption = Annotated[Literal["src", "tgt"] | None, typer.Option("--side", help="Whose vocabulary to use; needed if each side has its own.")]
+InputOption = Annotated[str, typer.Option("--input", "-i", help="Lines to read; - is stdin.", metavar="FILE")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.", metavar="FILE")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `tokenizer` commands to the application."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Train a tokenizer, or turn text into pieces and back.",
+        epilog="Example: mtkit tokenizer train train.en train.de --vocab-size 8000 --output tokenizer",
+    )
+    group.command("train", epilog="Example: mtkit tokenizer train train.en train.de.gz --vocab-size 8000 --output tokenizer")(train)
+    group.command("encode", epilog="Example: mtkit tokenizer encode tokenizer < test.en > test.pieces.en")(encode)
+    group.command("decode", epilog="Example: mtkit tokenizer decode tokenizer --ids < test.ids > test.en")(decode)
+    app.add_typer(group, name="tokenizer")
+
+
+# --- train ----------------------------------------------------------------------------------------------------------------------------
+
+
+def train(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to make.", metavar="DIR", show_default=False)],
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Text of both sides, plain or gzip, for a joint vocabulary; - is stdin.", metavar="FILE...")
+    ] = None,
+    src: Annotated[list[str] | None, typer.Option("--src", help="Text of the source side; may be given again.", metavar="FILE")] = None,
+    tgt: Annotated[list[str] | None, typer.Option("--tgt", help="Text of the target side; may be given again.", metavar="FILE")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML file with the settings, at its top level or in a table named tokenizer.", metavar="FILE"),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, for example seed=7; may be given again.", metavar="KEY=VALUE")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Number of pieces, of each side if separate.", metavar="N")] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="unigram or bpe.", metavar="TYPE")] = None,
+    joint: Annotated[
+        bool | None, typer.Option("--joint/--separate", help="One vocabulary for both sides, or one for each.", show_default=False)
+    ] = None,
+    quiet: console.QuietOption = False,
+    json_output: console.JsonOption = False,
+) -> None:
+    """Train a sentencepiece tokenizer on text.
+
+    One vocabulary for both sides takes any number of files. One for each (--separate) needs --src and --tgt.
+    """
+    flags = {"--vocab-size": ("vocab_size", vocab_size), "--type": ("type", type_), "--joint/--separate": ("joint", joint)}
+    settings = _resolve(config, overrides or [], flags={name: {key: value} for name, (key, value) in flags.items() if value is not None})
+    sources = _sources(files or [], src or [], tgt or [], joint=settings.joint)
+    if output.exists():
+        raise MTKitError(f"{output}: exists already", hint="Choose another output, or remove it first.")
+
+    from mtkit.data.tokenizer import train_on_lines
+
+    tokenizer = train_on_lines(_read(sources), settings)
+    tokenizer.save(output)
+    for name, text in tokenizer.trained_on.items():
+        size = tokenizer.tgt_vocab_size if name == "tgt.model" else tokenizer.src_vocab_size
+        console.say(f"{output / name}: {size} pieces ({settings.type}) from {text.num_sentences} of {text.num_lines} lines", quiet=quiet)
+    if json_output:
+        sizes = {"src_vocab_size": tokenizer.src_vocab_size, "tgt_vocab_size": tokenizer.tgt_vocab_size}
+        console.print_json({"output": str(output), "fingerprint": tokenizer.fingerprint, "joint": tokenizer.joint, **sizes})
+
+
+def _resolve(file: Path | None, overrides: Sequence[str], *, flags: dict[str, Tree]) -> "TokenizerConfig":
+    from mtkit.data.tokenizer import TokenizerConfig
+
+    layers = []
+    if file is not None:
+        data: Any = read_toml(file)
+        # The config of a whole training run has a table for the tokenizer; its other tables are not ours to judge.
+        layers.append(Layer(name=str(file), data=data["tokenizer"] if isinstance(data.get("tokenizer"), dict) else data))
+    layers += [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]
+    layers += [Layer(name=name, data=data) for name, data in flags.items()]
+    return resolve(TokenizerConfig, layers).config
+
+
+def _sources(files: Sequence[str], src: Sequence[str], tgt: Sequence[str], *, joint: bool) -> list[tuple["Side", str]]:
+    """Each file to read with its side; for a joint vocabulary the side means nothing."""
+    if not joint and (files or not src or not tgt):
+        raise UsageError(
+            "a separate vocabulary for each side needs to know which file is which",
+            hint="Give the text as --src FILE --tgt FILE, and no other files.",
+        )
+    sources: list[tuple[Side, str]] = [("src", file) for file in (*files, *src)]
+    sources += [("tgt", file) for file in tgt]
+    if not sources:
+        raise UsageError("no text is given", hint="Name the files to train on, or - for stdin.")
+    for _, file in sources:
+        if file != STDIO and not Path(file).exists():
+            raise DataError(f"{file}: there is no such file")
+    return sources
+
+
+def _read(sources: Sequence[tuple["Side", str]]) -> Iterator[tuple["Side", str]]:
+    for side, file in sources:
+        with open_lines(file) as lines:
+            for line in lines:
+                yield side, line
+            _warn_of_repairs(lines)
+
+
+# --- encode and decode ------------------------------------------------------------------------------------------------------------------
+
+
+def encode(
+    model: ModelArgument,
+    side: SideOption = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Write ids instead of pieces.")] = False,
+    input_: InputOption = STDIO,
+    output: OutputOption = STDIO,
+) -> None:
+    """Turn each line of text into a line of pieces, or ids, with spaces between them."""
+    tokenizer, side_ = _open_tokenizer(model, side)
+
+    def convert(lines: list[str], _first: int) -> list[str]:
+        rows = tokenizer.encode(lines, side_)
+        return [" ".join(map(str, row) if ids else tokenizer.pieces(row, side_)) for row in rows]
+
+    _filter(input_, output, convert)
+
+
+def decode(
+    model: ModelArgument,
+    side: SideOption = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Read ids instead of pieces.")] = False,
+    input_: InputOption = STDIO,
+    output: OutputOption = STDIO,
+) -> None:
+    """Turn each line of pieces, or ids, into a line of text."""
+    tokenizer, side_ = _open_tokenizer(model, side)
+
+    def convert(lines: list[str], first: int) -> list[str]:
+        texts: list[str] = []
+        for number, line in enumerate(lines, start=first):
+            words = [word for word in line.split(" ") if word]
+            try:
+                row = [_parse_id(word) for word in words] if ids else tokenizer.piece_ids(words, side_)
+                texts += tokenizer.decode([row], side_)
+            except ValueError as error:
+                name = "stdin" if input_ == STDIO else input_
+                raise DataError(f"{name}:{number}: {error}", hint="Was it made by another tokenizer, or for the other side?") from error
+        return texts
+
+    _filter(input_, output, convert)
+
+
+def _parse_id(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and len(word) <= 10):
+        raise ValueError(f"{word[:40]!r} is not a token id")
+    return int(word)
+
+
+def _open_tokenizer(path: Path, side: "Side | None") -> "tuple[Tokenizer, Side]":
+    from mtkit.data.tokenizer import Tokenizer
+
+    is_tokenizer = read_manifest(path).kind == "tokenizer"
+    tokenizer = Tokenizer.load(path) if is_tokenizer else Tokenizer.read_files(path / "tokenizer")
+    if side is None and not tokenizer.joint:
+        raise UsageError(f"{path}: has a vocabulary for each side", hint="Say --side src or --side tgt.")
+    return tokenizer, side or "src"
+
+
+def _filter(input_: str, output: str, convert: Callable[[list[str], int], list[str]]) -> None:
+    """Write one line for each line read. What has arrived is answered before more is waited for.
+
+    Args:
+        input_: Path or `-`.
+        output: Path or `-`.
+        convert: Gets some lines and the number of the first; returns as many.
+    """
+    with open_windows(input_, size=_WINDOW_LINES) as windows, open_output(output) as writer:
+        first = 1
+        for lines in windows:
+            for text in convert(lines, first):
+                writer.write(one_line(text))
+            writer.flush()
+            first += len(lines)
+        _warn_of_repairs(windows.reader)
+
+
+def _warn_of_repairs(lines: LineReader) -> None:
+    if lines.num_bad_utf8:
+        console.warn(f"{lines.name}: {lines.num_bad_utf8} lines hold bytes that are not UTF-8; U+FFFD stands for them")
+    if lines.num_cut:
+        console.warn(f"{lines.name}: {lines.num_cut} lines are longer than {MAX_LINE_BYTES} bytes and were cut there")

@@ -1,0 +1,169 @@
+"""`mtkit train`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtkit.cli import console
+from mtkit.cli.console import JsonOption, QuietOption
+from mtkit.cli.corpora import MultiValueCommand
+from mtkit.cli.display import open_display
+from mtkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtkit.config import Resolved
+    from mtkit.training.config import TrainConfig
+    from mtkit.training.session import Session
+
+EXAMPLE = "Example: mtkit train --train train.en train.de --dev dev.en dev.de --preset tiny --output runs/en-de"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("train", cls=MultiValueCommand, epilog=EXAMPLE)(train)
+
+
+def train(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The run directory: checkpoints, metrics, and the model at the end.")] = None,
+    train_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--train",
+            metavar="SRC TGT",
+            help="Training text: a source and a target file (repeatable), TSV, parquet, JSON lines, or hf:NAME:CONFIG.",
+        ),
+    ] = None,
+    dev_data: Annotated[list[str] | None, typer.Option("--dev", metavar="SRC TGT", help="Dev set, in the same form.")] = None,
+    shards: Annotated[Path | None, typer.Option("--shards", help="Instead of --train and --dev: a directory that `mtkit preprocess` wrote.")] = None,
+    src_lang: Annotated[str | None, typer.Option("--src-lang", help="Source language code, such as en.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Target language code, such as de.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="tiny, small, base, big (the paper's) or deep.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any of the config's keys.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as optim.lr=5e-4; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the initial weights, the data order and dropout.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads of each process.")] = None,
+    num_processes: Annotated[int, typer.Option("--nproc", min=1, help="Processes to start on this machine, one per GPU.")] = 1,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes for preprocessing; default: one per core.")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with the run that is in the output directory.")] = True,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML with the source of each value.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, run the largest batch, report memory and time.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    Values come from, the strongest first: flags, --set, the --config file, --preset, the defaults (the paper's base model).
+    """
+    flags: dict[str, object] = {
+        "data": {
+            "train": train_data,
+            "dev": dev_data,
+            "shards": None if shards is None else str(shards),
+            "src_lang": src_lang,
+            "tgt_lang": tgt_lang,
+        },
+        "seed": seed,
+    }
+    resolved = resolve_config(preset=preset, config_file=config_file, overrides=overrides or [], flags=flags)
+    if print_config:
+        from mtkit.config import dump_toml
+
+        sys.stdout.write(dump_toml(resolved.config, origins=resolved.origins))
+        return
+    if output is None:
+        raise UsageError("no output directory was given", hint="Add --output runs/NAME")
+    config = resolved.config
+    num_workers = workers or len(os.sched_getaffinity(0))
+
+    from mtkit.distributed import launch, read_environment
+    from mtkit.training.run import RunDirectory
+
+    world = read_environment()
+    if num_processes > 1 and world.size == 1:
+        if not dry_run:
+            from mtkit.training.prepare import prepare_data
+
+            run = RunDirectory(path=output)
+            with run.lock():
+                run.adopt_config(config)
+                prepare_data(config, output, num_workers=num_workers, say=lambda line: console.say(line, quiet=quiet))
+        raise typer.Exit(launch(sys.argv[1:], num_processes=num_processes))
+
+    import torch
+
+    from mtkit.training.session import open_session
+    from mtkit.training.signals import StopRequest
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    quiet = quiet or not world.is_main
+    with (
+        StopRequest().listen() as stop,
+        open_session(
+            config,
+            output,
+            device_name=device,
+            world=world,
+            num_workers=num_workers,
+            resume=resume,
+            stop=stop,
+            say=lambda line: console.say(line, quiet=quiet),
+        ) as session,
+    ):
+        if dry_run:
+            _report_dry_run(session, as_json=as_json and world.is_main, quiet=quiet)
+        else:
+            _run(session, quiet=quiet, as_json=as_json and world.is_main)
+
+
+def resolve_config(*, preset: str | None, config_file: Path | None, overrides: list[str], flags: dict[str, object]) -> "Resolved[TrainConfig]":
+    """Put the layers of a training config together."""
+    from mtkit import config as codec
+    from mtkit.training.config import TrainConfig
+    from mtkit.training.config import preset as preset_layer
+
+    file_data = {} if config_file is None else codec.read_toml(config_file)
+    name = preset or file_data.pop("preset", None)
+    file_data.pop("preset", None)
+    layers = [] if name is None else [preset_layer(str(name))]
+    if config_file is not None:
+        layers.append(codec.Layer(name=str(config_file), data=file_data))
+    layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides]
+    layers.append(codec.Layer(name="command line", data=_given(flags)))
+    return codec.resolve(TrainConfig, layers)
+
+
+def _given(flags: dict[str, object]) -> dict[str, object]:
+    """The flags without those that were not given."""
+    pairs = ((key, _given(value) if isinstance(value, dict) else value) for key, value in flags.items())
+    return {key: value for key, value in pairs if value is not None and value != {}}
+
+
+def _run(session: "Session", *, quiet: bool, as_json: bool) -> None:
+    last = {}
+    with open_display(quiet=quiet, max_steps=session.trainer.config.training.max_steps) as display:
+        for record in session.trainer.train():
+            display.show(record)
+            last[record["kind"]] = dict(record)
+    if as_json:
+        console.print_json({kind: record for kind, record in last.items() if kind in ("valid", "end")})
+
+
+def _report_dry_run(session: "Session", *, as_json: bool, quiet: bool) -> None:
+    from dataclasses import asdict
+
+    from mtkit.training.dry_run import dry_run as run_dry
+
+    report = run_dry(session.trainer)
+    if as_json:
+        console.print_json(asdict(report))
+        return
+    for key, value in asdict(report).items():
+        text = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else " x ".join(map(str, value))
+        console.say(f"{key:<26} {text}", quiet=quiet)

@@ -1,0 +1,158 @@
+"""From pair numbers to tensors.
+
+Shape letters: B sentences, S source positions, T target positions.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+
+T = TypeVar("T")
+
+
+class Pairs(Protocol):
+    """What batches are made of: token ids by pair number. A `ShardSet` is one."""
+
+    def src(self, index: int) -> NDArray[Any]:
+        """Source ids of a pair, without EOS."""
+
+    def tgt(self, index: int) -> NDArray[Any]:
+        """Target ids of a pair, without EOS."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Sentence pairs as tensors, padded to the longest of each side.
+
+    Attributes:
+        src_BS: Source ids and EOS, int64; `PAD_ID` where padded.
+        src_mask_BS: True at real tokens.
+        tgt_in_BT: What the decoder reads: BOS and the target ids.
+        tgt_out_BT: What it has to predict at the same positions: the target ids and EOS.
+        tgt_mask_BT: True at real tokens.
+        num_tgt_tokens: Real target tokens, EOS included.
+        num_src_tokens: Real source tokens, EOS included.
+    """
+
+    src_BS: Tensor
+    src_mask_BS: Tensor
+    tgt_in_BT: Tensor
+    tgt_out_BT: Tensor
+    tgt_mask_BT: Tensor
+    num_tgt_tokens: int
+    num_src_tokens: int
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device; the copy to a GPU does not block."""
+        if device.type == "cpu":
+            return self
+        return type(self)(
+            src_BS=_move(self.src_BS, device),
+            src_mask_BS=_move(self.src_mask_BS, device),
+            tgt_in_BT=_move(self.tgt_in_BT, device),
+            tgt_out_BT=_move(self.tgt_out_BT, device),
+            tgt_mask_BT=_move(self.tgt_mask_BT, device),
+            num_tgt_tokens=self.num_tgt_tokens,
+            num_src_tokens=self.num_src_tokens,
+        )
+
+
+def collate(src: Sequence[Sequence[int] | NDArray[Any]], tgt: Sequence[Sequence[int] | NDArray[Any]]) -> Batch:
+    """Make a batch of token ids given without BOS and EOS, one sequence per sentence and side."""
+    src_BS, src_lengths = _pad(src, extra=1)
+    tgt_in_BT, tgt_lengths = _pad(tgt, extra=1, offset=1)
+    rows = np.arange(len(src))
+    src_BS[rows, src_lengths - 1] = EOS_ID
+    tgt_in_BT[:, 0] = BOS_ID
+    tgt_out_BT = np.full_like(tgt_in_BT, PAD_ID)
+    tgt_out_BT[:, :-1] = tgt_in_BT[:, 1:]
+    tgt_out_BT[rows, tgt_lengths - 1] = EOS_ID
+    return Batch(
+        src_BS=torch.from_numpy(src_BS),
+        src_mask_BS=torch.from_numpy(np.arange(src_BS.shape[1]) < src_lengths[:, None]),
+        tgt_in_BT=torch.from_numpy(tgt_in_BT),
+        tgt_out_BT=torch.from_numpy(tgt_out_BT),
+        tgt_mask_BT=torch.from_numpy(np.arange(tgt_in_BT.shape[1]) < tgt_lengths[:, None]),
+        num_tgt_tokens=int(tgt_lengths.sum()),
+        num_src_tokens=int(src_lengths.sum()),
+    )
+
+
+def load_batch(pairs: Pairs, indices: NDArray[np.int64]) -> Batch:
+    """Read the pairs with the given numbers into a batch."""
+    numbers = indices.tolist()
+    return collate([pairs.src(number) for number in numbers], [pairs.tgt(number) for number in numbers])
+
+
+class Prefetcher(Iterator[T]):
+    """Computes the items of an iterator in one thread, a few ahead of their use. Close it, or use it in a `with` block.
+
+    The order is the iterator's, and an error in it is raised where its item is asked for.
+    """
+
+    def __init__(self, items: Iterator[T], *, depth: int = 4) -> None:
+        self._queue: queue.Queue[Callable[[], T] | None] = queue.Queue(maxsize=depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(items,), name="mtkit-prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> T:
+        get = self._queue.get()
+        if get is None:
+            self._queue.put(None)
+            raise StopIteration
+        return get()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread; items already computed are dropped."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                self._thread.join(timeout=0.01)
+
+    def _work(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                self._queue.put(lambda item=item: item)  # type: ignore[misc]
+                if self._closed.is_set():
+                    return
+        except BaseException as error:
+            self._queue.put(_raiser(error))
+        self._queue.put(None)
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def raise_error() -> Any:
+        raise error
+
+    return raise_error
+
+
+def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], *, extra: int, offset: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Copy rows into a padded matrix with `extra` more columns, from column `offset` on; returns it and the lengths with `extra` added."""
+    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows)) + extra
+    matrix = np.full((len(rows), int(lengths.max())), PAD_ID, dtype=np.int64)
+    for row, values in enumerate(rows):
+        matrix[row, offset : offset + len(values)] = values
+    return matrix, lengths
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True)

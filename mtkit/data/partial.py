@@ -1,0 +1,150 @@
+"""Where a shard set grows until it is complete: a hidden directory beside the output, from which an interrupted run can go on.
+
+    .shards.partial/
+      job.json            what is being made from what; a run for something else starts anew
+      lock                held by the process that works here
+      shard-00000.src     the token files
+      shard-00000.tgt
+      shard-00000.hashes  hashes of the pairs kept, when duplicates are looked for
+      shard-00000.json    the record of the shard, written last: without it, the shard does not count
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.config import from_dict, to_dict
+from mtkit.data.blocks import EncodedBlock
+from mtkit.data.shards import ShardMeta, TokenFileWriter, id_dtype
+from mtkit.data.tokenizer import UNK_ID, Side, Tokenizer
+from mtkit.errors import ArtefactError, ConfigError, MTKitError
+from mtkit.files import READ_ERRORS, atomic_file, read_json, sha256_file, write_json
+
+JOB_NAME = "job.json"
+LOCK_NAME = "lock"
+HASHES_SUFFIX = ".hashes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRecord:
+    """What is known of one finished shard."""
+
+    meta: ShardMeta
+    """Its name and sizes."""
+
+    num_read: int
+    """Pairs read for it."""
+
+    num_src_unknown: int
+    """Source tokens that are unknown, or single bytes of a character without a piece."""
+
+    num_tgt_unknown: int
+    """The same of the target."""
+
+    dropped: dict[str, int]
+    """Reason -> pairs dropped."""
+
+    sha256: dict[str, str]
+    """File name -> sha256."""
+
+
+class PartialShards:
+    """The finished shards of an unfinished shard set.
+
+    Attributes:
+        directory: Where they are.
+        records: Those finished so far, in order and without a gap.
+    """
+
+    def __init__(self, directory: Path, *, records: list[ShardRecord]) -> None:
+        self.directory = directory
+        self.records = records
+
+    def write_shard(self, blocks: Iterable[EncodedBlock], *, tokenizer: Tokenizer) -> None:
+        """Write the next shard from its blocks; it counts once its record is there."""
+        name = shard_name(len(self.records))
+        paths = {side: self.directory / f"{name}.{side}" for side in ("src", "tgt")}
+        src_is_unknown_V, tgt_is_unknown_V = unknown_ids(tokenizer, "src"), unknown_ids(tokenizer, "tgt")
+        num_read = num_pairs = num_src_unknown = num_tgt_unknown = 0
+        dropped: dict[str, int] = {}
+        hashes: list[NDArray[np.uint64]] = []
+        with atomic_file(paths["src"]) as src_stream, atomic_file(paths["tgt"]) as tgt_stream:
+            src_writer = TokenFileWriter(src_stream, dtype=id_dtype(tokenizer.src_vocab_size))
+            tgt_writer = TokenFileWriter(tgt_stream, dtype=id_dtype(tokenizer.tgt_vocab_size))
+            for block in blocks:
+                src_writer.write(block.src_ids, block.src_lengths_N)
+                tgt_writer.write(block.tgt_ids, block.tgt_lengths_N)
+                num_read += block.num_read
+                num_pairs += len(block.src_lengths_N)
+                num_src_unknown += int(np.count_nonzero(src_is_unknown_V[block.src_ids]))
+                num_tgt_unknown += int(np.count_nonzero(tgt_is_unknown_V[block.tgt_ids]))
+                for reason, number in block.dropped.items():
+                    dropped[reason] = dropped.get(reason, 0) + number
+                if block.hashes_N is not None:
+                    hashes.append(block.hashes_N)
+            src_writer.finish()
+            tgt_writer.finish()
+        files = list(paths.values())
+        if hashes:
+            files.append(self.directory / f"{name}{HASHES_SUFFIX}")
+            with atomic_file(files[-1]) as stream:
+                stream.write(np.concatenate(hashes).astype("<u8", copy=False).tobytes())
+        record = ShardRecord(
+            meta=ShardMeta(name=name, num_pairs=num_pairs, num_src_tokens=src_writer.num_ids, num_tgt_tokens=tgt_writer.num_ids),
+            num_read=num_read,
+            num_src_unknown=num_src_unknown,
+            num_tgt_unknown=num_tgt_unknown,
+            dropped=dropped,
+            sha256={file.name: sha256_file(file) for file in files},
+        )
+        write_json(self.directory / f"{name}.json", to_dict(record))
+        self.records.append(record)
+
+    def hashes(self) -> Iterator[NDArray[np.uint64]]:
+        """The hashes of the pairs kept so far, shard by shard; none where duplicates are not looked for."""
+        for record in self.records:
+            path = self.directory / f"{record.meta.name}{HASHES_SUFFIX}"
+            if path.name in record.sha256:
+                yield np.fromfile(path, dtype="<u8").astype(np.uint64)
+
+
+@contextmanager
+def partial_shards(output: Path, *, job: str | None) -> Iterator[PartialShards]:
+    """The partial shards of an output, for the time of the block, with those of an earlier run for the same job.
+
+    When the block ends well the directory is removed. When it raises, it stays if a later run can use it: if the job has a name, a shard is finished
+    and the error is not one that the same input would cause again.
+
+    Args:
+        output: The directory that is to be made.
+        job: Stands for everything that the shards depend on, or None if the input cannot be read again.
+
+    Raises:
+        MTKitError: Another process is making the same output.
+    """
+    directory = partial_directory(output)
+    if job is None or _read_job(directory) != job:
+        ...
+    yield PartialShards(directory, records=[])
+
+
+def partial_directory(output: Path) -> Path:
+    """The hidden directory beside `output`."""
+    target = Path(os.path.abspath(output))
+    return target.with_name(f".{target.name}.partial")
+
+
+def shard_name(index: int) -> str:
+    """The name of a shard; its files add a suffix."""
+    return f"shard-{index:05d}"
+
+
+def unknown_ids(tokenizer: Tokenizer, side: Side) -> NDArray[np.bool_]:
+    """Which ids of a vocabulary are unknown, or single bytes of a character without a piece."""

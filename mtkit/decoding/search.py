@@ -1,0 +1,441 @@
+"""Beam search, greedy search and sampling as pure functions of a step function. No model, no text, no files.
+
+Shapes: B sentences, K beam places, R rows of a step, V pieces of the vocabulary, C candidates, N hypotheses kept of a sentence, T steps.
+
+A `StepFn` stands for the model. Its rows are the hypotheses that are being extended; `parents_R` says which row of the previous call each of them
+continues, so a model-backed step function reorders its cache by it, and rows of finished sentences simply stop being named. On the first call there
+is one row per sentence, all tokens are BOS, and parents_R is 0..B-1.
+
+What all searches share:
+
+- `max_lengths[i]` is the largest number of tokens of sentence i, EOS included. It belongs to the sentence and never depends on the others.
+- A log-probability is the sum over the tokens, EOS included if there is one, in fp32, over the whole vocabulary: ids that are forbidden are left
+  out of the choice *after* the softmax, so that scoring a pair by teacher forcing gives the same number.
+- The score is the log-probability divided by the length penalty of the number of tokens, EOS included (`mtkit.decoding.scoring.length_penalty`).
+- A sentence's result depends on its own rows only, so batch size and order do not matter.
+- NaN is an error, never a result.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from mtkit.decoding import scoring
+from mtkit.decoding.scoring import PenaltyKind
+from mtkit.errors import ConfigError, MTKitError
+
+StepFn = Callable[[Tensor, Tensor], Tensor]
+"""(tokens_R int64, parents_R int64) -> log_probs_RV fp32, a log-softmax. The search may write into the result."""
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hypothesis:
+    """One translation of a sentence, as token ids.
+
+    Attributes:
+        tokens: Token ids without BOS and EOS.
+        score: `log_prob` divided by the length penalty; what hypotheses are ranked by.
+        log_prob: Sum of the log-probabilities of the tokens, and of EOS if finished.
+        finished: Whether it ended with EOS; False means that the length cap cut it.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float
+    finished: bool
+
+
+# --- beam search ----------------------------------------------------------------------------------------------------------------------
+
+
+def beam_search(
+    step: StepFn,
+    *,
+    max_lengths: Sequence[int],
+    beam_size: int,
+    length_penalty: float,
+    penalty: PenaltyKind = "gnmt",
+    n_best: int = 1,
+    forbidden_ids: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+) -> list[list[Hypothesis]]:
+    """Find the best hypotheses of each sentence with a beam.
+
+    At every step the candidates of a sentence (each live hypothesis extended by each piece) are ranked by log-probability. Those among the first
+    `beam_size` that end with EOS are finished; the first `beam_size` that do not end stay live. So finished hypotheses never take a live one's place,
+    and asking for more of them never changes the search.
+
+    A sentence is done when one of these holds:
+
+    - no live hypothesis can still beat the worst of the `n_best` kept ones. A live log-probability can only fall, so its score can never exceed
+      log_prob / penalty(cap): this test loses nothing;
+    - all of the first `beam_size` candidates end with EOS: the beam has nothing left to extend. With `beam_size` 1 this is greedy search;
+    - the length cap is reached, or no candidate has a probability above zero.
+
+    Args:
+        step: The model.
+        max_lengths: Largest number of tokens per sentence, EOS included; each at least 1.
+        beam_size: Live hypotheses per sentence, K.
+        length_penalty: Exponent alpha of the penalty, >= 0; 0 ranks by the plain log-probability.
+        penalty: Which penalty.
+        n_best: Hypotheses to return per sentence, at most `beam_size`.
+        forbidden_ids: Ids that are never chosen.
+        device: Where the step function's tensors live.
+
+    Returns:
+        Per sentence the best hypotheses, best score first. Finished ones come first; unfinished ones, cut at the cap, fill the places that are left.
+        Fewer than `n_best` are returned only if no more exist.
+
+    Raises:
+        ConfigError: `n_best` exceeds `beam_size`.
+        MTKitError: The model gave NaN.
+    """
+    if n_best > beam_size:
+        raise ConfigError(f"n_best must be at most beam_size, but is {n_best} with beam_size {beam_size}")
+    if not max_lengths:
+        return []
+    beam = _Beam(max_lengths, beam_size=beam_size, n_best=n_best, alpha=length_penalty, penalty=penalty, device=device)
+    forbidden = torch.tensor(sorted(set(forbidden_ids)), dtype=torch.int64, device=device)
+    tokens_R = torch.full((len(max_lengths),), BOS_ID, dtype=torch.int64, device=device)
+    parents_R = torch.arange(len(max_lengths), device=device)
+    while beam.num_active:
+        log_probs_RV = step(tokens_R, parents_R)
+        log_probs_RV.index_fill_(1, forbidden, NEG_INF)
+        tokens_R, parents_R = beam.advance(log_probs_RV)
+    return beam.hypotheses()
+
+
+class _Beam:
+    """State of a beam search over the sentences that are not done ("active"), A of them; B counts all.
+
+    Hypotheses are not stored as token lists but as a lattice: the token and the parent place of every live hypothesis of every step. A finished
+    hypothesis is the step and the place that it grew from; its tokens are read off backwards at the very end.
+    """
+
+    def __init__(
+        self, max_lengths: Sequence[int], *, beam_size: int, n_best: int, alpha: float, penalty: PenaltyKind, device: torch.device | str
+    ) -> None:
+        num_sentences, num_steps = len(max_lengths), max(max_lengths)
+        self.beam_size, self.alpha, self.penalty, self.device = beam_size, alpha, penalty, device
+        self.num_steps = 0
+        self.active = list(range(num_sentences))
+        self.active_A = torch.arange(num_sentences, device=device)
+        self.cap_A = torch.tensor(max_lengths, device=device)
+        self.log_prob_AK = torch.zeros((num_sentences, 1), device=device)  # one row per sentence on the first call
+        self.lattice_token_TBK = torch.zeros((num_steps, num_sentences, beam_size), dtype=torch.int64, device=device)
+        self.lattice_parent_TBK = torch.zeros_like(self.lattice_token_TBK)
+        # The best finished hypotheses of each sentence, sorted; an empty place has the score -inf.
+        self.score_BN = torch.full((num_sentences, n_best), NEG_INF, device=device)
+        self.finished_log_prob_BN = self.score_BN.clone()
+        self.finished_step_BN = torch.zeros((num_sentences, n_best), dtype=torch.int64, device=device)
+        self.finished_place_BN = torch.zeros_like(self.finished_step_BN)
+        # The live hypotheses at the end of each sentence, and how many tokens they have.
+        self.live_log_prob_BK = torch.full((num_sentences, beam_size), NEG_INF, device=device)
+        self.length_B = [0] * num_sentences
+
+    @property
+    def num_active(self) -> int:
+        return len(self.active)
+
+    def advance(self, log_probs_RV: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step of all active sentences; returns the tokens and parent rows of the next one."""
+        num_active, num_places = self.log_prob_AK.shape
+        log_prob_AC, place_AC, token_AC = self._candidates(log_probs_RV.view(num_active, num_places, -1))
+        is_eos_AC = (token_AC == EOS_ID) & (log_prob_AC > NEG_INF)
+        all_ended_A = self._finish(log_prob_AC, place_AC, is_eos_AC)
+        self._extend(log_prob_AC, place_AC, token_AC, is_eos_AC)
+        self.num_steps += 1
+        return self._retire(all_ended_A, has_nan=log_prob_AC.isnan().any(), num_places=num_places)
+
+    def _candidates(self, log_probs_AKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best candidates of each sentence in descending order: log-probability, place that they extend, token.
+
+        Only one candidate of a row ends with EOS, so the best K + 1 of each row hold the best K of the sentence with EOS and the best K without.
+        """
+        num_active, _, vocab_size = log_probs_AKV.shape
+        per_row = min(self.beam_size + 1, vocab_size)
+        best_AKC, token_AKC = log_probs_AKV.topk(per_row, dim=2)
+        total_AC = (best_AKC + self.log_prob_AK.unsqueeze(2)).view(num_active, -1)
+        # The order is stable, so that equal candidates rank by place and the result is the same on every run.
+        log_prob_AC, order_AC = total_AC.sort(dim=1, descending=True, stable=True)
+        return log_prob_AC, order_AC // per_row, token_AKC.reshape(num_active, -1).gather(1, order_AC)
+
+    def _finish(self, log_prob_AC: Tensor, place_AC: Tensor, is_eos_AC: Tensor) -> Tensor:
+        """Merge the candidates that end among the first K into the finished ones; returns whether all of the first K ended."""
+        first = slice(0, self.beam_size)
+        is_eos_AK, log_prob_AK, place_AK = is_eos_AC[:, first], log_prob_AC[:, first], place_AC[:, first]
+        new_log_prob_AK = log_prob_AK.masked_fill(~is_eos_AK, NEG_INF)
+        new_score_AK = new_log_prob_AK / scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
+        kept = self.active_A
+        score_AM = torch.cat([self.score_BN[kept], new_score_AK], dim=1)
+        log_prob_AM = torch.cat([self.finished_log_prob_BN[kept], new_log_prob_AK], dim=1)
+        step_AM = torch.cat([self.finished_step_BN[kept], torch.full_like(place_AK, self.num_steps)], dim=1)
+        place_AM = torch.cat([self.finished_place_BN[kept], place_AK], dim=1)
+        score_AM, order_AM = score_AM.sort(dim=1, descending=True, stable=True)
+        order_AN = order_AM[:, : self.score_BN.size(1)]
+        self.score_BN[kept] = score_AM[:, : self.score_BN.size(1)]
+        self.finished_log_prob_BN[kept] = log_prob_AM.gather(1, order_AN)
+        self.finished_step_BN[kept] = step_AM.gather(1, order_AN)
+        self.finished_place_BN[kept] = place_AM.gather(1, order_AN)
+        return is_eos_AK.all(dim=1) if is_eos_AK.size(1) == self.beam_size else torch.zeros_like(self.active_A, dtype=torch.bool)
+
+    def _extend(self, log_prob_AC: Tensor, place_AC: Tensor, token_AC: Tensor, is_eos_AC: Tensor) -> None:
+        """Make the best K candidates that do not end the live hypotheses; places without a candidate have the log-probability -inf."""
+        live_AC = log_prob_AC.masked_fill(is_eos_AC, NEG_INF)
+        missing = self.beam_size - live_AC.size(1)
+        if missing > 0:
+            live_AC = torch.nn.functional.pad(live_AC, (0, missing), value=NEG_INF)
+            place_AC = torch.nn.functional.pad(place_AC, (0, missing))
+            token_AC = torch.nn.functional.pad(token_AC, (0, missing), value=PAD_ID)
+        live_AC, order_AC = live_AC.sort(dim=1, descending=True, stable=True)
+        order_AK = order_AC[:, : self.beam_size]
+        self.log_prob_AK = live_AC[:, : self.beam_size]
+        self.lattice_token_TBK[self.num_steps, self.active_A] = token_AC.gather(1, order_AK)
+        self.lattice_parent_TBK[self.num_steps, self.active_A] = place_AC.gather(1, order_AK)
+
+    def _retire(self, all_ended_A: Tensor, *, has_nan: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
+        """Take the sentences that are done out of the active ones. The only place where the host waits for the device."""
+        best_live_A = self.log_prob_AK[:, 0]
+        best_score_A = best_live_A / scoring.length_penalty(self.cap_A.float(), self.alpha, self.penalty)
+        worst_kept_A = self.score_BN[self.active_A, -1]
+        capped_A = self.cap_A <= self.num_steps
+        done_A = all_ended_A | capped_A | (best_live_A == NEG_INF) | (best_score_A <= worst_kept_A)
+        *done, nan = torch.cat([done_A, has_nan.view(1)]).tolist()
+        if nan:
+            _refuse_nan()
+        row_A = torch.arange(len(self.active), device=self.device) * num_places
+        if any(done):
+            self._store_live([index for index, is_done in enumerate(done) if is_done])
+            stay = torch.tensor([index for index, is_done in enumerate(done) if not is_done], dtype=torch.int64, device=self.device)
+            self.active = [sentence for sentence, is_done in zip(self.active, done, strict=True) if not is_done]
+            self.active_A, self.cap_A, self.log_prob_AK, row_A = self.active_A[stay], self.cap_A[stay], self.log_prob_AK[stay], row_A[stay]
+        step = self.num_steps - 1
+        parents_R = (row_A.unsqueeze(1) + self.lattice_parent_TBK[step, self.active_A]).view(-1)
+        return self.lattice_token_TBK[step, self.active_A].view(-1), parents_R
+
+    def _store_live(self, done: list[int]) -> None:
+        for index in done:
+            self.length_B[self.active[index]] = self.num_steps
+        rows = torch.tensor(done, device=self.device)
+        self.live_log_prob_BK[self.active_A[rows]] = self.log_prob_AK[rows]
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """Read the results off the lattice."""
+        tokens, parents = self.lattice_token_TBK.tolist(), self.lattice_parent_TBK.tolist()
+        scores, log_probs = self.score_BN.tolist(), self.finished_log_prob_BN.tolist()
+        steps, places, live = self.finished_step_BN.tolist(), self.finished_place_BN.tolist(), self.live_log_prob_BK.tolist()
+
+        def trace(sentence: int, length: int, place: int) -> tuple[int, ...]:
+            path = []
+            for step in range(length - 1, -1, -1):
+                path.append(tokens[step][sentence][place])
+                place = parents[step][sentence][place]
+            return tuple(reversed(path))
+
+        results = []
+        for sentence, length in enumerate(self.length_B):
+            found = [
+                Hypothesis(tokens=trace(sentence, step, place), score=score, log_prob=log_prob, finished=True)
+                for score, log_prob, step, place in zip(*(rows[sentence] for rows in (scores, log_probs, steps, places)), strict=True)
+                if score > NEG_INF
+            ]
+            divisor = scoring.length_penalty(length, self.alpha, self.penalty)
+            found += [
+                Hypothesis(tokens=trace(sentence, length, place), score=log_prob / divisor, log_prob=log_prob, finished=False)
+                for place, log_prob in enumerate(live[sentence])
+                if log_prob > NEG_INF
+            ][: self.score_BN.size(1) - len(found)]
+            results.append(found)
+        return results
+
+
+# --- one path at a time ---------------------------------------------------------------------------------------------------------------
+
+
+def greedy_search(
+    step: StepFn,
+    *,
+    max_lengths: Sequence[int],
+    length_penalty: float,
+    penalty: PenaltyKind = "gnmt",
+    forbidden_ids: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+) -> list[list[Hypothesis]]:
+    """Take the most probable piece at every step, until EOS or the cap. The result of `beam_search` with `beam_size` 1, found faster.
+
+    Args:
+        step: The model.
+        max_lengths: Largest number of tokens per sentence, EOS included; each at least 1.
+        length_penalty: Exponent alpha, for the reported score only.
+        penalty: Which penalty.
+        forbidden_ids: Ids that are never chosen.
+        device: Where the step function's tensors live.
+
+    Returns:
+        Per sentence a list of one hypothesis; an empty one if no piece has a probability above zero.
+
+    Raises:
+        MTKitError: The model gave NaN.
+    """
+
+    def choose(log_probs_RV: Tensor, _paths_R: Tensor, _num_steps: int) -> Tensor:
+        return log_probs_RV.argmax(dim=1)
+
+    paths = _follow(step, choose, max_lengths=max_lengths, num_paths=1, forbidden_ids=forbidden_ids, device=device)
+    return _ranked(paths, num_paths=1, alpha=length_penalty, penalty=penalty)
+
+
+def sample(
+    step: StepFn,
+    *,
+    max_lengths: Sequence[int],
+    seeds: Sequence[int],
+    num_samples: int,
+    length_penalty: float,
+    penalty: PenaltyKind = "gnmt",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    forbidden_ids: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+) -> list[list[Hypothesis]]:
+    """Draw translations from the model's distribution.
+
+    The random numbers of a sentence come from its own seed, so its samples depend neither on its batch nor on what was drawn before. Temperature,
+    `top_k` and `top_p` shape the choice, in this order; the reported log-probability is the model's own.
+
+    Args:
+        step: The model.
+        max_lengths: Largest number of tokens per sentence, EOS included; each at least 1.
+        seeds: One per sentence, 0 to 2^63 - 1.
+        num_samples: Samples per sentence; the same text may come twice.
+        length_penalty: Exponent alpha, for the reported score only.
+        penalty: Which penalty.
+        temperature: Divides the log-probabilities, > 0; below 1 sharpens the distribution.
+        top_k: Draw from this many most probable pieces only, or None for all.
+        top_p: Draw from the fewest most probable pieces that together have at least this probability (Holtzman et al. 2020), or None for all.
+        forbidden_ids: Ids that are never chosen.
+        device: Where the step function's tensors live.
+
+    Returns:
+        Per sentence its samples, best score first.
+
+    Raises:
+        MTKitError: The model gave NaN.
+    """
+    if not max_lengths:
+        return []
+    uniform_PT = torch.zeros((len(max_lengths) * num_samples, max(max_lengths)))
+    for index, (seed, cap) in enumerate(zip(seeds, max_lengths, strict=True)):
+        block = slice(index * num_samples, (index + 1) * num_samples)
+        uniform_PT[block, :cap] = torch.rand((num_samples, cap), generator=torch.Generator().manual_seed(seed))
+    uniform_PT = uniform_PT.to(device)
+
+    def choose(log_probs_RV: Tensor, paths_R: Tensor, num_steps: int) -> Tensor:
+        return _draw(log_probs_RV / temperature, uniform_PT[paths_R, num_steps], top_k=top_k, top_p=top_p)
+
+    paths = _follow(step, choose, max_lengths=max_lengths, num_paths=num_samples, forbidden_ids=forbidden_ids, device=device)
+    return _ranked(paths, num_paths=num_samples, alpha=length_penalty, penalty=penalty)
+
+
+def _draw(scaled_RV: Tensor, uniform_R: Tensor, *, top_k: int | None, top_p: float | None) -> Tensor:
+    """Draw one id per row by inverting the cumulative distribution of the allowed ids, the most probable first."""
+    num_kept = scaled_RV.size(1) if top_k is None else min(top_k, scaled_RV.size(1))
+    kept_RC, ids_RC = scaled_RV.topk(num_kept, dim=1)
+    probs_RC = kept_RC.softmax(dim=1)
+    if top_p is not None:
+        before_RC = probs_RC.cumsum(dim=1) - probs_RC
+        probs_RC = probs_RC.masked_fill(before_RC >= top_p, 0.0)
+    cumulative_RC = probs_RC.cumsum(dim=1)
+    target_R1 = uniform_R.unsqueeze(1) * cumulative_RC[:, -1:]
+    # The last id with a probability above zero bounds the choice: rounding must not lead past it.
+    last_R = (probs_RC > 0).sum(dim=1) - 1
+    index_R = torch.minimum((cumulative_RC <= target_R1).sum(dim=1), last_R.clamp(min=0))
+    return ids_RC.gather(1, index_R.unsqueeze(1)).squeeze(1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Paths:
+    """Hypotheses that were extended independently, P of them.
+
+    Attributes:
+        tokens_TP: The token of each step, meaningful up to the path's length.
+        lengths_P: Number of tokens, EOS included.
+        log_probs_P: Sum of their log-probabilities.
+    """
+
+    tokens_TP: Tensor
+    lengths_P: Tensor
+    log_probs_P: Tensor
+
+
+def _follow(
+    step: StepFn,
+    choose: Callable[[Tensor, Tensor, int], Tensor],
+    *,
+    max_lengths: Sequence[int],
+    num_paths: int,
+    forbidden_ids: Sequence[int],
+    device: torch.device | str,
+) -> _Paths:
+    """Extend `num_paths` hypotheses of each sentence by the tokens that `choose(log_probs_RV, paths_R, number of steps)` picks.
+
+    Path p belongs to sentence p // num_paths; paths_R says which path each row is.
+    """
+    num_sentences = len(max_lengths)
+    forbidden = torch.tensor(sorted(set(forbidden_ids)), dtype=torch.int64, device=device)
+    cap_P = torch.tensor(max_lengths, dtype=torch.int64, device=device).repeat_interleave(num_paths)
+    paths = _Paths(
+        tokens_TP=torch.full((max(max_lengths, default=0), len(cap_P)), PAD_ID, dtype=torch.int64, device=device),
+        lengths_P=torch.zeros_like(cap_P),
+        log_probs_P=torch.zeros(len(cap_P), device=device),
+    )
+    tokens_R = torch.full((num_sentences,), BOS_ID, dtype=torch.int64, device=device)
+    parents_R = torch.arange(num_sentences, device=device)
+    paths_R = torch.arange(len(cap_P), device=device)
+    num_steps = 0
+    while len(paths_R):
+        log_probs_RV = step(tokens_R, parents_R)
+        log_probs_RV.index_fill_(1, forbidden, NEG_INF)
+        parents_R = torch.arange(len(log_probs_RV), device=device)
+        if num_steps == 0:
+            log_probs_RV, parents_R = (rows.repeat_interleave(num_paths, dim=0) for rows in (log_probs_RV, parents_R))
+        tokens_R = choose(log_probs_RV, paths_R, num_steps)
+        paths.tokens_TP[num_steps, paths_R] = tokens_R
+        num_steps += 1
+        log_probs_R = paths.log_probs_P[paths_R] + log_probs_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
+        paths.log_probs_P[paths_R] = log_probs_R
+        paths.lengths_P[paths_R] = num_steps
+        done_R = (tokens_R == EOS_ID) | (cap_P[paths_R] <= num_steps) | (log_probs_R == NEG_INF)
+        *done, has_nan = torch.cat([done_R, log_probs_R.isnan().any().view(1)]).tolist()
+        if has_nan:
+            _refuse_nan()
+        if any(done):
+            stay = torch.tensor([row for row, is_done in enumerate(done) if not is_done], dtype=torch.int64, device=device)
+            tokens_R, parents_R, paths_R = tokens_R[stay], parents_R[stay], paths_R[stay]
+    return paths
+
+
+def _ranked(paths: _Paths, *, num_paths: int, alpha: float, penalty: PenaltyKind) -> list[list[Hypothesis]]:
+    """The paths as hypotheses, grouped by sentence, best score first."""
+    found = []
+    columns = (paths.tokens_TP.T, paths.lengths_P, paths.log_probs_P)
+    for tokens, length, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+        finished = tokens[length - 1] == EOS_ID
+        score = log_prob / scoring.length_penalty(length, alpha, penalty)
+        found.append(Hypothesis(tokens=tuple(tokens[: length - finished]), score=score, log_prob=log_prob, finished=finished))
+    groups = [found[start : start + num_paths] for start in range(0, len(found), num_paths)]
+    return [sorted((path for path in group if path.log_prob > NEG_INF), key=lambda path: -path.score) for group in groups]
+
+
+def _refuse_nan() -> NoReturn:
+    raise MTKitError(
+        "the model gave NaN: its weights are damaged, or its numbers exceed the range of the precision",
+        hint="Try --precision fp32; if that does not help, translate with another checkpoint.",
+    )

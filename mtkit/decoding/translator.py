@@ -1,0 +1,299 @@
+"""Text in, text out: lines are segmented, sorted by length inside a window, searched in batches, and handed over in their own order."""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from mtkit.checkpoint.format import load_model
+from mtkit.data.batching import batches_by_length
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.scoring import PenaltyKind
+from mtkit.decoding.search import Hypothesis, beam_search, greedy_search, sample
+from mtkit.decoding.steps import MAX_SOURCE_LENGTH, inference, model_step, pad_sources
+from mtkit.errors import ArtefactError, ConfigError, ResourceError
+from mtkit.files import one_line
+from mtkit.model.transformer import Transformer
+
+BATCH_TOKENS = 2048
+"""Source positions of a batch, padding included, by default."""
+
+WINDOW_LINES = 2000
+"""Lines that are sorted by length together, by default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchConfig:
+    """How translations are searched for. The defaults are the paper's (Vaswani et al. 2017, section 6.1)."""
+
+    method: Literal["beam", "sample"] = "beam"
+    """`beam` searches for the most probable translation, `sample` draws one at random from the model's distribution."""
+    beam_size: int = 4
+    """Live hypotheses per sentence, at least 1; 1 is greedy search. Unused by `sample`."""
+    length_penalty: float = 0.6
+    """Exponent alpha of the length penalty, at least 0: the larger, the longer the translations. 0 ranks by plain log-probability."""
+    penalty: PenaltyKind = "gnmt"
+    """`gnmt` divides the log-probability by ((5 + n) / 6)^alpha, `power` by n^alpha, for n tokens, end of sentence included."""
+    n_best: int = 1
+    """Hypotheses per sentence, at least 1; at most `beam_size` for `beam`."""
+    max_length_ratio: float = 1.0
+    """A translation has at most max_length_ratio * (source tokens) + max_length_constant tokens, end of sentence included; at least 0."""
+    max_length_constant: int = 50
+    """See `max_length_ratio`; tokens, at least 0. The cap is never below 1."""
+    max_source_length: int = MAX_SOURCE_LENGTH
+    """A source longer than so many tokens is cut there, with a warning; at least 1."""
+    temperature: float = 1.0
+    """For `sample`: divides the log-probabilities, above 0; below 1 sharpens the distribution."""
+    top_k: int | None = None
+    """For `sample`: draw from so many most probable pieces only, at least 1; None = all."""
+    top_p: float | None = None
+    """For `sample`: draw from the fewest pieces that together have this probability, above 0, at most 1; None = all."""
+    seed: int = 1
+    """For `sample`: seed of the random numbers, at least 0. Line i always gets the same ones."""
+
+    def __post_init__(self) -> None:
+        smallest = {
+            "beam_size": 1,
+            "n_best": 1,
+            "max_length_constant": 0,
+            "max_source_length": 1,
+            "seed": 0,
+            "length_penalty": 0,
+            "max_length_ratio": 0,
+        }
+        for key, least in smallest.items():
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value >= least):
+                raise ConfigError(f"{key} must be at least {least}, but is {value}")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ConfigError(f"temperature must be above 0, but is {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k must be at least 1 or none, but is {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be above 0 and at most 1, or none, but is {self.top_p}")
+        if self.method == "beam":
+            if self.n_best > self.beam_size:
+                raise ConfigError(f"n_best must be at most beam_size, but is {self.n_best} with beam_size {self.beam_size}")
+            for key, unset in (("temperature", 1.0), ("top_k", None), ("top_p", None)):
+                if getattr(self, key) != unset:
+                    raise ConfigError(f"{key} is for method sample, but method is beam", hint="Draw translations with --sample, or leave it out.")
+
+    def max_length(self, num_src_tokens: int) -> int:
+        """The largest number of target tokens, EOS included, for a source of so many tokens without EOS."""
+        return max(1, int(self.max_length_ratio * num_src_tokens) + self.max_length_constant)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedText:
+    """One hypothesis as text.
+
+    Attributes:
+        text: One line of text.
+        tokens: The target ids that it is made of, without EOS.
+        score: What it is ranked by: `log_prob` divided by the length penalty.
+        log_prob: Sum of the natural log-probabilities of the tokens, and of EOS if finished.
+        finished: Whether the model ended it; False means that the length cap cut it.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Translation:
+    """What became of one input line.
+
+    Attributes:
+        line: Its number, from 1.
+        text: The best hypothesis, one line; empty for a line without content.
+        hypotheses: At most `n_best`, the best first; none for a line without content, and fewer than `n_best` only where no more exist.
+        is_source_cut: Whether the source was longer than the limit.
+        warning: What a person should know about this line, or None.
+    """
+
+    line: int
+    text: str
+    hypotheses: tuple[RankedText, ...] = ()
+    is_source_cut: bool = False
+    warning: str | None = None
+
+
+class Translator:
+    """Translates lines of text with one model, or with several that share a tokenizer.
+
+    A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU and
+    in half precision rounding differs with the batch, and close calls may fall the other way.)
+
+    Args:
+        models: At least one; several are an ensemble that averages probabilities. They are used without dropout, whatever mode they are in.
+        tokenizer: Theirs.
+        search: How to search.
+        device: Where the models are.
+        batch_tokens: Source positions of a batch, padding included.
+        window_lines: Lines that are sorted by length together.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        tokenizer: Tokenizer,
+        *,
+        search: SearchConfig | None = None,
+        device: torch.device | str = "cpu",
+        batch_tokens: int = BATCH_TOKENS,
+        window_lines: int = WINDOW_LINES,
+    ) -> None:
+        self.search = search or SearchConfig()
+        self._models = list(models)
+        self._tokenizer = tokenizer
+        self._device = device
+        self._batch_tokens = batch_tokens
+        self._window_lines = window_lines
+        self._forbidden_ids = tokenizer.forbidden_ids("tgt")
+
+    def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
+        """Translate lines, lazily: one result per line, in order. Waits for full windows; see `translate_windows` for slow input.
+
+        Raises:
+            MTKitError: The model gave NaN.
+            ResourceError: A batch does not fit into the memory of the GPU.
+        """
+        remaining = iter(lines)
+        windows = iter(lambda: list(itertools.islice(remaining, self._window_lines)), [])
+        for translations in self.translate_windows(windows):
+            yield from translations
+
+    def translate_windows(self, windows: Iterable[Sequence[str]]) -> Iterator[list[Translation]]:
+        """Translate windows of lines as they come, and hand over what is ready, in order, after every batch.
+
+        Args:
+            windows: Lists of lines, such as `mtkit.decoding.windows.LineWindows`; no window is asked for before the one before it is done.
+
+        Raises:
+            MTKitError: The model gave NaN.
+            ResourceError: A batch does not fit into the memory of the GPU.
+        """
+        first_line = 1
+        for window in windows:
+            yield from self._translate_window(window, first_line)
+            first_line += len(window)
+
+    def _translate_window(self, lines: Sequence[str], first_line: int) -> Iterator[list[Translation]]:
+        limit = self.search.max_source_length
+        sources = self._tokenizer.encode(lines, "src")
+        with_content = [index for index, ids in enumerate(sources) if ids]
+        results: list[Translation | None] = [Translation(line=first_line + index, text="") for index in range(len(lines))]
+        for index in with_content:
+            results[index] = None
+        lengths = [min(len(sources[index]), limit) + 1 for index in with_content]
+        batches = [[with_content[place] for place in batch] for batch in batches_by_length(lengths, max_tokens=self._batch_tokens)]
+        num_handed_over = 0
+        # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
+        for batch in [[], *sorted(batches, key=min)]:
+            found = self._search([sources[index][:limit] for index in batch], [first_line + index for index in batch]) if batch else []
+            for index, hypotheses in zip(batch, found, strict=True):
+                results[index] = self._translation(first_line + index, hypotheses, num_src_tokens=len(sources[index]))
+            ready = list(itertools.takewhile(lambda result: result is not None, results[num_handed_over:]))
+            num_handed_over += len(ready)
+            if ready:
+                yield [result for result in ready if result is not None]
+
+    def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
+        """The hypotheses of a batch of sources."""
+        config, device = self.search, self._device
+        max_lengths = [config.max_length(len(ids)) for ids in sources]
+        try:
+            with inference(self._models):
+                step = model_step(self._models, *pad_sources(sources, device=device))
+                forbidden, alpha, penalty = self._forbidden_ids, config.length_penalty, config.penalty
+                if config.method == "sample":
+                    return sample(
+                        step,
+                        max_lengths=max_lengths,
+                        seeds=[_line_seed(config.seed, line) for line in line_numbers],
+                        num_samples=config.n_best,
+                        length_penalty=alpha,
+                        penalty=penalty,
+                        temperature=config.temperature,
+                        top_k=config.top_k,
+                        top_p=config.top_p,
+                        forbidden_ids=forbidden,
+                        device=device,
+                    )
+                if config.beam_size == 1:
+                    return greedy_search(step, max_lengths=max_lengths, length_penalty=alpha, penalty=penalty, forbidden_ids=forbidden, device=device)
+                return beam_search(
+                    step,
+                    max_lengths=max_lengths,
+                    beam_size=config.beam_size,
+                    length_penalty=alpha,
+                    penalty=penalty,
+                    n_best=config.n_best,
+                    forbidden_ids=forbidden,
+                    device=device,
+                )
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"lines {min(line_numbers)} to {max(line_numbers)}: a batch of {len(sources)} sentences does not fit into the memory of {device}",
+                hint=f"Use smaller batches; now they have {self._batch_tokens} tokens (--batch-tokens).",
+            ) from error
+
+    def _translation(self, line: int, hypotheses: Sequence[Hypothesis], *, num_src_tokens: int) -> Translation:
+        limit = self.search.max_source_length
+        texts = self._tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses], "tgt")
+        ranked = tuple(
+            RankedText(
+                text=one_line(text), tokens=hypothesis.tokens, score=hypothesis.score, log_prob=hypothesis.log_prob, finished=hypothesis.finished
+            )
+            for text, hypothesis in zip(texts, hypotheses, strict=True)
+        )
+        warnings = []
+        if num_src_tokens > limit:
+            warnings.append(f"the source has {num_src_tokens} tokens, only the first {limit} were translated")
+        if ranked and not ranked[0].finished:
+            warnings.append(f"the translation was cut at {len(ranked[0].tokens)} tokens, the model did not end it")
+        return Translation(
+            line=line,
+            text=ranked[0].text if ranked else "",
+            hypotheses=ranked,
+            is_source_cut=num_src_tokens > limit,
+            warning="; ".join(warnings) or None,
+        )
+
+
+def load_models(
+    paths: Sequence[Path | str], *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[list[Transformer], Tokenizer]:
+    """Load one model, or several for an ensemble.
+
+    Args:
+        paths: Model, checkpoint or run directories.
+        device: Where the weights go.
+        dtype: What they are converted to.
+
+    Raises:
+        ArtefactError: One cannot be loaded, or their tokenizers differ.
+    """
+    loaded = [load_model(path, device=device) for path in paths]
+    first = loaded[0]
+    for other in loaded[1:]:
+        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            raise ArtefactError(
+                f"{first.path} and {other.path} have different tokenizers "
+                f"({first.tokenizer.fingerprint[:16]} and {other.tokenizer.fingerprint[:16]}), so they cannot translate together",
+                hint="The models of an ensemble must be trained with one tokenizer.",
+            )
+    return [item.model.to(dtype) for item in loaded], first.tokenizer
+
+
+def _line_seed(seed: int, line: int) -> int:
+    """Independent seeds for the lines of one run, below 2^63."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{line}".encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,97 @@
+"""Where a model computes and in which number format."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mtkit.errors import UsageError
+
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """The number format of matrix products. Softmax, loss, scores and optimizer state are fp32 in any case.
+
+    Attributes:
+        name: Which format.
+        device_type: `cpu` or `cuda`, for autocast.
+    """
+
+    name: Literal["fp32", "bf16", "fp16"]
+    device_type: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch dtype of the format."""
+        return _DTYPES[self.name]
+
+    @property
+    def needs_loss_scaling(self) -> bool:
+        """Whether gradients would underflow without a scaled loss: the range of fp16 is too small for them."""
+        return self.name == "fp16"
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which fp32 weights take part in matrix products of this format."""
+        return contextlib.nullcontext() if self.name == "fp32" else torch.autocast(self.device_type, dtype=self.dtype)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn a device name into a device that exists.
+
+    Args:
+        name: `auto` (the first GPU if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
+
+    Raises:
+        UsageError: The name is unknown, or there is no such GPU.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, colon, number = name.partition(":")
+    if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:N, but is {name!r}")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= num_gpus:
+        built = "; this torch is built for the CPU only" if torch.version.cuda is None else ""
+        raise UsageError(f"device {name} is not there: torch sees {num_gpus} GPUs{built}", hint="Use --device cpu, or a torch build for CUDA.")
+    return torch.device(name)
+
+
+def resolve_precision(name: PrecisionName, device: torch.device) -> Precision:
+    """The precision to train with. `auto` is bf16 where the hardware is fast at it, else fp32.
+
+    Raises:
+        UsageError: fp16 is asked for on a CPU.
+    """
+    if name == "auto":
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_is_fast_at_bf16()
+        name = "bf16" if is_fast else "fp32"
+    return _checked(name, device)
+
+
+def resolve_inference_precision(name: PrecisionName, device: torch.device) -> Precision:
+    """The precision to translate with. `auto` is fp16 on a GPU, which is closer to fp32 than bf16 is, and fp32 on a CPU.
+
+    Raises:
+        UsageError: fp16 is asked for on a CPU.
+    """
+    if name == "auto":
+        name = "fp16" if device.type == "cuda" else "fp32"
+    return _checked(name, device)
+
+
+def cpu_is_fast_at_bf16() -> bool:
+    """Whether this CPU multiplies bf16 matrices in hardware (AMX or AVX512-BF16). Elsewhere bf16 is far slower than fp32."""
+    return torch.backends.mkldnn.is_available() and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())  # type: ignore[no-untyped-call]
+
+
+def _checked(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> Precision:
+    if name == "fp16" and device.type == "cpu":
+        raise UsageError("precision fp16 needs a GPU", hint="On a CPU use fp32, or bf16 if the CPU is fast at it.")
+    return Precision(name=name, device_type=device.type)

@@ -1,0 +1,1 @@
+"""Training: from shards to checkpoints and a model."""

@@ -1,0 +1,194 @@
+"""The whole config of a training run, and the presets.
+
+Each part is owned by the module that uses it; here they are put together under the names that a TOML file uses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mtkit import config as codec
+from mtkit.checkpoint.manager import CheckpointConfig, Metric
+from mtkit.data.preprocess import PreprocessConfig
+from mtkit.data.tokenizer import TokenizerConfig
+from mtkit.decoding.translator import SearchConfig
+from mtkit.errors import ConfigError
+from mtkit.model.config import MODEL_PRESETS, ModelConfig
+from mtkit.training.optim import OptimConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Where the sentence pairs come from."""
+
+    train: tuple[str, ...] = ()
+    """Source and target file, several pairs one after the other; or TSV, parquet, JSON-lines files or `hf:NAME:CONFIG`. Empty = `shards`."""
+    dev: tuple[str, ...] = ()
+    """The dev set in the same form."""
+    shards: str | None = None
+    """A directory that `mtkit preprocess` wrote, with its dev set; None = made from `train` and `dev`."""
+    src_lang: str | None = None
+    """Source language code; chooses the side of a data set with named columns, and names the model."""
+    tgt_lang: str | None = None
+    """Target language code; also chooses the tokenizer of BLEU."""
+
+    def __post_init__(self) -> None:
+        if self.shards is not None and (self.train or self.dev):
+            raise ConfigError("shards and train or dev exclude each other: shards hold their own dev set")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchConfig:
+    """How much goes into one update."""
+
+    batch_tokens: int = 25_000
+    """Target tokens of one update over all devices, padding included. The paper's 25,000 source and 25,000 target tokens."""
+    max_tokens: int = 8192
+    """Positions of either side, padding included, that one device holds at once; what does not fit is accumulated over several passes."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopConfig:
+    """How long and how to train. The first limit that is reached ends the run."""
+
+    max_steps: int | None = 100_000
+    """Updates; None = no limit."""
+    max_epochs: int | None = None
+    """Passes over the data; None = no limit."""
+    max_tokens: int | None = None
+    """Target tokens; None = no limit."""
+    max_minutes: float | None = None
+    """Wall-clock minutes, over all sessions of the run; None = no limit."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the matrix products. `auto` = bf16 where the hardware is fast at it, else fp32."""
+    ema_decay: float | None = None
+    """Decay per update of a moving average of the weights, which is then validated and saved as the model; None = none."""
+    log_every_steps: int = 100
+    """Updates between two lines of progress."""
+    max_skipped_in_row: int = 10
+    """Updates in a row with a non-finite gradient after which the run gives up."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "max_epochs", "max_tokens", "max_minutes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive, but is {value}")
+        if self.max_steps is self.max_epochs is self.max_tokens is self.max_minutes is None:
+            raise ConfigError("max_steps, max_epochs, max_tokens or max_minutes must be given, or the run would never end")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError(f"ema_decay must be between 0 and 1, but is {self.ema_decay}")
+        for name in ("log_every_steps", "max_skipped_in_row"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """When and how the dev set is used."""
+
+    every_steps: int | None = 1000
+    """Updates between two validations; None = only by time and at the end."""
+    every_minutes: float | None = None
+    """Minutes between two validations; None = only by steps and at the end."""
+    translate: bool = True
+    """Translate the dev set, for BLEU and chrF; otherwise only loss and perplexity are measured."""
+    metric: Metric = "bleu"
+    """What the best checkpoint and early stopping go by: `loss`, `bleu` or `chrf`."""
+    patience: int | None = None
+    """Validations in a row without a new best after which the run ends; None = no early stopping."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+    """How the dev set is translated; the defaults are those of `mtkit translate`."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ConfigError(f"every_steps must be at least 1, but is {self.every_steps}")
+        if self.every_minutes is not None and self.every_minutes <= 0:
+            raise ConfigError(f"every_minutes must be positive, but is {self.every_minutes}")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"patience must be at least 1, but is {self.patience}")
+        if self.metric != "loss" and not self.translate:
+            raise ConfigError(f"metric is {self.metric}, which needs translate = true")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Everything that shapes a run; saved as `config.json` beside what it makes."""
+
+    seed: int = 1
+    """Of the initial weights, the data order and dropout."""
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    training: LoopConfig = field(default_factory=LoopConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative, but is {self.seed}")
+        if self.optim.schedule in ("linear", "cosine") and self.training.max_steps is None:
+            raise ConfigError(f"optim.schedule = {self.optim.schedule} needs training.max_steps, the update where the learning rate reaches 0")
+
+
+MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
+    "data.",
+    "tokenizer.",
+    "preprocess.",
+    "training.max_",
+    "training.log_every_steps",
+    "validation.every_",
+    "validation.patience",
+    "checkpoint.",
+)
+"""Keys, or beginnings of keys, that may differ when a run goes on. Data, and what it was made with, is compared by its fingerprint."""
+
+
+def refused_changes(old: Mapping[str, Any], new: TrainConfig) -> list[str]:
+    """The differences between a saved config and a new one with which the same run cannot go on, one line each."""
+    allowed = MAY_CHANGE_ON_RESUME
+    if new.optim.schedule in ("linear", "cosine"):  # the learning rate depends on the last step there
+        allowed = (*(key for key in allowed if key != "training.max_"), "training.max_epochs", "training.max_tokens", "training.max_minutes")
+    return [line for line in codec.differences(old, codec.to_dict(new)) if not line.startswith(allowed)]
+
+
+_TINY: codec.Tree = {
+    "tokenizer": {"vocab_size": 8000},
+    "optim": {"lr": 5e-3, "warmup_steps": 2000},
+    "batch": {"batch_tokens": 4096, "max_tokens": 4096},
+    "training": {"max_steps": 8000},
+    "validation": {"every_steps": 500},
+    "checkpoint": {"every_steps": 500, "keep_last": 10},
+}
+_SMALL: codec.Tree = {
+    "tokenizer": {"vocab_size": 16000},
+    "optim": {"lr": 1e-3, "warmup_steps": 4000},
+    "batch": {"batch_tokens": 8192, "max_tokens": 8192},
+    "training": {"max_steps": 50_000},
+}
+_BASE: codec.Tree = {}
+_BIG: codec.Tree = {"training": {"max_steps": 300_000}, "checkpoint": {"keep_last": 20}}
+_DEEP: codec.Tree = {"optim": {"lr": 1e-3, "warmup_steps": 4000}}
+
+_AROUND_THE_MODEL: Mapping[str, codec.Tree] = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "big": _BIG, "deep": _DEEP}
+
+PRESETS: Mapping[str, codec.Tree] = {name: {**tree, "model": codec.to_dict(MODEL_PRESETS[name])} for name, tree in _AROUND_THE_MODEL.items()}
+"""Partial configs by name: the model and what is known to train it well."""
+
+
+def preset(name: str) -> codec.Layer:
+    """The layer of a preset.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"there is no preset {name!r}", hint=f"Presets: {', '.join(PRESETS)}")
+    return codec.Layer(name=f"preset {name}", data=PRESETS[name])

@@ -1,0 +1,157 @@
+"""From what the user named to shards: raw text gets a tokenizer and shards of its own below the run directory."""
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mtkit import config as codec
+from mtkit.data.corpus import Corpus, parse_corpus
+from mtkit.data.preprocess import preprocess
+from mtkit.data.shards import ShardSet
+from mtkit.data.tokenizer import Tokenizer, train_tokenizer
+from mtkit.errors import ArtefactError, ConfigError, UsageError
+from mtkit.files import MANIFEST_NAME, read_json, sha256_file, write_json
+from mtkit.training.config import TrainConfig
+from mtkit.training.validate import DevSet
+
+DATA_NAME = "data"
+SOURCE_NAME = "source.json"
+
+Say = Callable[[str], None]
+
+
+def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Say) -> Path:
+    """Make the shards that a run needs, or find those made before from the same text and config.
+
+    Args:
+        config: Names shards, or text, or a data set.
+        output: The run directory; what is made lies below `data/` in it.
+        num_workers: Processes for preprocessing.
+        say: Gets a line now and then.
+
+    Returns:
+        The directory of the shards.
+
+    Raises:
+        UsageError: Neither shards nor text is named, or text without a dev set.
+        DataError: The text cannot be used.
+        ArtefactError: Shards made before come from other text or another config.
+    """
+    if config.data.shards is not None:
+        return Path(config.data.shards)
+    if not config.data.train:
+        raise UsageError("no training data was given", hint="For example: --train train.en train.de --dev dev.en dev.de")
+    if not config.data.dev:
+        raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
+    directory = output / DATA_NAME
+    corpora = {name: _corpus(config, specs) for name, specs in (("train", config.data.train), ("dev", config.data.dev))}
+    source = _describe_source(config)
+    if (directory / SOURCE_NAME).exists():
+        _reuse_or_refuse(directory, source)
+    write_json(directory / SOURCE_NAME, source)
+    tokenizer = _tokenizer(directory / "tokenizer", corpora["train"], config, say)
+    shards = directory / "shards"
+    if not (shards / MANIFEST_NAME).is_file():
+        say(f"preprocessing into {shards}")
+        report = preprocess(
+            corpora["train"],
+            held_out={"dev": corpora["dev"]},
+            tokenizer=tokenizer,
+            output=shards,
+            config=config.preprocess,
+            num_workers=num_workers,
+        )
+        say(report.summary())
+    return shards
+
+
+def open_shards(path: Path, *, expected_fingerprint: str | None = None) -> tuple[ShardSet, DevSet]:
+    """Open shards and their dev set for training.
+
+    Args:
+        path: The shard directory.
+        expected_fingerprint: What the run was started with, or None for a new run.
+
+    Raises:
+        ArtefactError: They are damaged, hold no dev set, or are not those that the run was started with.
+    """
+    shards = ShardSet.open(path)
+    if expected_fingerprint is not None and shards.fingerprint != expected_fingerprint:
+        raise ArtefactError(
+            f"{path}: has the fingerprint {shards.fingerprint[:16]}, but the run was started with data of {expected_fingerprint[:16]}",
+            hint="Give the data that the run was started with, or start a new run in another --output.",
+        )
+    if "dev" not in shards.held_out_names:
+        raise ArtefactError(f"{path}: holds no dev set", hint="Make the shards anew with `mtkit preprocess --dev dev.en dev.de`.")
+    src_lines, tgt_lines = shards.held_out("dev")
+    kept = [(src, tgt) for src, tgt in zip(src_lines, tgt_lines, strict=True) if src.strip() and tgt.strip()]
+    if not kept:
+        raise ArtefactError(f"{path}: its dev set holds no pair with text on both sides")
+    return shards, DevSet(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
+
+
+def _corpus(config: TrainConfig, specs: tuple[str, ...]) -> Corpus:
+    return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang)
+
+
+def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -> Tokenizer:
+    if (directory / MANIFEST_NAME).is_file():
+        return Tokenizer.load(directory)
+    say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
+    with contextlib.closing(_closing_pairs(corpus)) as pairs:
+        tokenizer = train_tokenizer(pairs, config.tokenizer)
+    tokenizer.save(directory)
+    return tokenizer
+
+
+def _closing_pairs(corpus: Corpus) -> Any:
+    pairs: Iterator[tuple[str, str]] = corpus.pairs()
+    yield from pairs
+
+
+def _describe_source(config: TrainConfig) -> dict[str, Any]:
+    """What the shards are made from: local files by their bytes, data sets by name."""
+    return {
+        "files": {spec: _fingerprint(Path(spec)) for spec in (*config.data.train, *config.data.dev)},
+        "train": list(config.data.train),
+        "dev": list(config.data.dev),
+        "languages": [config.data.src_lang, config.data.tgt_lang],
+        "tokenizer": codec.to_dict(config.tokenizer),
+        "preprocess": codec.to_dict(config.preprocess),
+    }
+
+
+def _fingerprint(path: Path) -> str | None:
+    if path.is_file():
+        return sha256_file(path)
+    if path.is_dir():
+        names = "\n".join(f"{file.relative_to(path)} {sha256_file(file)}" for file in sorted(path.rglob("*")) if file.is_file())
+        return hashlib.sha256(names.encode()).hexdigest()
+    return None
+
+
+def _reuse_or_refuse(directory: Path, source: dict[str, Any]) -> None:
+    """Accept data made from the same source; drop what an unfinished attempt from another one left; refuse to change finished data."""
+    old = read_json(directory / SOURCE_NAME)
+    changes = codec.differences(_named_by_content(old), _named_by_content(source))
+    if not changes:
+        return
+    if (directory / "shards" / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"{directory}: was made from other text or with another config: " + "; ".join(changes),
+            hint="Choose another --output for the new data, or remove the old run.",
+        )
+    for name in ("tokenizer", "shards"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def _named_by_content(source: dict[str, Any]) -> dict[str, Any]:
+    """The same description with each file's name replaced by its fingerprint, so that a moved file is not a change."""
+    files = source.get("files", {})
+    return {
+        **{key: value for key, value in source.items() if key != "files"},
+        **{side: [files.get(spec) or spec for spec in source.get(side, [])] for side in ("train", "dev")},
+    }

@@ -1,0 +1,86 @@
+"""The directory of a run: its lock, its config, and the names in it.
+
+config.json      the resolved config
+metrics.jsonl    records of progress and validation, see `progress.py`
+checkpoints/     step-NNNNNNN/ ...
+data/            tokenizer and shards, where the run was given raw text
+model/           the model that the run hands over, written at its end
+run.lock         held while a process trains here
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtkit import config as codec
+from mtkit.checkpoint.format import CHECKPOINTS_NAME, FINAL_MODEL_NAME
+from mtkit.errors import ConfigError, MTKitError
+from mtkit.files import read_json, write_json
+from mtkit.training.config import TrainConfig, refused_changes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDirectory:
+    """Where a run keeps what it makes."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the checkpoints."""
+        return self.path / CHECKPOINTS_NAME
+
+    @property
+    def metrics(self) -> Path:
+        """The file of the records."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The model directory that the run hands over."""
+        return self.path / FINAL_MODEL_NAME
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; the kernel lets go of it even when the process is killed.
+
+        Raises:
+            MTKitError: Another process trains here; the message names it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / "run.lock", "a+", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                stream.seek(0)
+                holder = stream.read(200).strip() or "another process"
+                raise MTKitError(f"{self.path}: is in use by {holder}", hint="Wait for it to end, or choose another --output.") from error
+            stream.truncate(0)
+            stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+            stream.flush()
+            yield
+
+    def adopt_config(self, config: TrainConfig) -> None:
+        """Save the config of a new run, or compare it with that of the run which is here.
+
+        Raises:
+            ConfigError: It differs in something with which the same run cannot go on; the message lists the differences.
+        """
+        path = self.path / "config.json"
+        if path.exists() and self.has_checkpoints():
+            old: dict[str, Any] = read_json(path)
+            changes = refused_changes(old, config)
+            if changes:
+                raise ConfigError(
+                    f"{self.path}: holds a run with another config: " + "; ".join(changes),
+                    hint="Give the old values to go on with it, or choose another --output for a new run.",
+                )
+        write_json(path, codec.to_dict(config))
+
+    def has_checkpoints(self) -> bool:
+        """Whether a run has begun here."""
+        return self.checkpoints.is_dir() and any(path.name.startswith("step-") for path in self.checkpoints.iterdir())

@@ -1,0 +1,42 @@
+"""Requests to stop: the first signal lets the current update end and the state be saved, a second one ends the process at once."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopRequest:
+    """Whether somebody asked the run to stop.
+
+    Attributes:
+        requested: A signal came, here or to another process.
+        interrupted: It was Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.interrupted = False
+
+    def request(self, *, interrupted: bool) -> None:
+        """Ask the run to stop after the current update."""
+        self.requested = True
+        self.interrupted = self.interrupted or interrupted
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator["StopRequest"]:
+        """React to SIGTERM, SIGUSR1 and SIGINT within the block."""
+        previous = {number: signal.signal(number, self._handle) for number in _STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self.requested:
+            # Nothing to clean up: files become visible only when complete. Leave as the signal would have it.
+            os._exit(128 + number)
+        self.request(interrupted=number == signal.SIGINT)

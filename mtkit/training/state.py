@@ -1,0 +1,153 @@
+"""What a training run must remember to go on as if it had never stopped.
+
+Random numbers are not in here: data order and dropout are functions of the seed and of the position that is.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mtkit.checkpoint.format import ModelDescription, read_tensors, write_model_files, write_tensors
+from mtkit.checkpoint.manager import STATE_NAME, Metric
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError
+from mtkit.files import read_json, write_json
+
+OPTIMIZER_NAME = "optimizer.safetensors"
+TRAINED_NAME = "trained.safetensors"
+"""The weights that the optimizer updates, where `model.safetensors` holds their moving average."""
+
+FORMAT = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainState:
+    """Where a run stands. All counts are over all processes.
+
+    Attributes:
+        step: Updates applied.
+        epoch: Number of the current epoch, from 0.
+        position: Updates of this epoch consumed, applied or skipped.
+        num_tgt_tokens: Target tokens consumed, EOS included.
+        num_skipped: Updates skipped for a non-finite gradient.
+        num_skipped_in_row: Of these, how many came last without one applied.
+        elapsed_s: Seconds spent training, over all sessions of the run.
+        best_value: The best value of the early-stopping metric so far.
+        best_step: Its step.
+        num_bad_validations: Validations since then without an improvement.
+        scores: Results of the last validation.
+        scores_step: Its step.
+        scaler: State of the loss scaling of fp16.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    num_tgt_tokens: int = 0
+    num_skipped: int = 0
+    num_skipped_in_row: int = 0
+    elapsed_s: float = 0.0
+    best_value: float | None = None
+    best_step: int | None = None
+    num_bad_validations: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+    scores_step: int | None = None
+    scaler: dict[str, float] = field(default_factory=dict)
+
+    def record_validation(self, scores: dict[str, float], *, metric: Metric) -> bool:
+        """Take in the results of a validation at the current step; returns whether the metric reached a new best."""
+        self.scores, self.scores_step = dict(scores), self.step
+        value = scores.get(metric)
+        if value is None:
+            return False
+        is_better = self.best_value is None or (value < self.best_value if metric == "loss" else value > self.best_value)
+        if is_better:
+            self.best_value, self.best_step, self.num_bad_validations = value, self.step, 0
+        else:
+            self.num_bad_validations += 1
+        return is_better
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON-ready data."""
+        return {
+            "format": FORMAT,
+            **dataclasses.asdict(self),
+            "scores": self.scores if self.scores_step == self.step else {},
+            "last_scores": self.scores,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, *, path: Path) -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            ArtefactError: It is of another format or incomplete.
+        """
+        try:
+            if value["format"] != FORMAT:
+                raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
+            names = [entry.name for entry in dataclasses.fields(cls)]
+            return cls(**{**{name: value[name] for name in names}, "scores": value["last_scores"]})
+        except (KeyError, TypeError) as error:
+            raise ArtefactError(f"{path}: is not the state of a training run: {error!r}") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
+    """The optimizer's state as named tensors: `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`."""
+    return {f"{key}/{names[parameter]}": value for parameter, entries in optimizer.state.items() for key, value in entries.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], path: Path) -> None:
+    """Put the tensors of a file back into an optimizer.
+
+    Raises:
+        ArtefactError: The file is damaged or belongs to another model.
+    """
+    tensors = read_tensors(path)
+    if not tensors:  # saved before the first update
+        return
+    for parameter, name in names.items():
+        try:
+            entries = {key: tensors[f"{key}/{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+        except KeyError as error:
+            raise ArtefactError(f"{path}: has no tensor {error}") from error
+        if entries["exp_avg"].shape != parameter.shape or entries["exp_avg_sq"].shape != parameter.shape:
+            raise ArtefactError(f"{path}: {name} has another shape than the model's")
+        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entries.items()}
+
+
+def write_checkpoint_files(
+    directory: Path,
+    *,
+    state: TrainState,
+    tensors: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    ema: dict[str, Tensor] | None,
+    description: ModelDescription,
+    tokenizer: Tokenizer,
+) -> None:
+    """Write everything that a checkpoint holds into a directory that the caller seals.
+
+    Args:
+        directory: Exists and is empty.
+        state: Counters and results.
+        tensors: The trained weights.
+        optimizer: As `optimizer_tensors` gives it.
+        ema: Their moving average, or None. It is what was validated, so it is what `model.safetensors` then holds.
+        description: Of the model.
+        tokenizer: Bundled.
+    """
+    write_model_files(directory, tensors=tensors if ema is None else ema, description=description, tokenizer=tokenizer)
+    write_tensors(directory / OPTIMIZER_NAME, optimizer)
+    if ema is not None:
+        write_tensors(directory / TRAINED_NAME, tensors)
+    write_json(directory / STATE_NAME, state.to_json())
+
+
+def read_state(directory: Path) -> TrainState:
+    """Read the state of a checkpoint directory."""
+    return TrainState.from_json(read_json(directory / STATE_NAME), path=directory / STATE_NAME)

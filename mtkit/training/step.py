@@ -1,0 +1,164 @@
+"""One update: forward and backward over its micro-batches, one normalization, one clipping, one step of the optimizer.
+
+Nothing else touches gradients. The loss of an update is the sum over its target tokens, over all micro-batches and processes, divided once by their
+number; so splitting the same sentences in another way gives the same gradient.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.data.loader import Batch
+from mtkit.distributed import World, all_reduce_sums
+from mtkit.model.device import Precision
+from mtkit.model.transformer import Transformer
+from mtkit.training.loss import Objective
+from mtkit.training.optim import OptimConfig, build_optimizer
+from mtkit.training.precision import LossScaler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateBatch:
+    """What one process computes for one update.
+
+    Attributes:
+        micro_batches: Its micro-batches. Where the update has fewer than there are processes, one of them has weight 0: a process must take part in
+            the exchange of gradients even when nothing is left for it.
+        weights: 1.0 or 0.0 for each micro-batch.
+        seeds: Seed of the dropout of each micro-batch: a function of (run seed, epoch, position, micro-batch), not of the process.
+        num_tgt_tokens: Target tokens of the whole update, over all processes.
+    """
+
+    micro_batches: Sequence[Batch]
+    weights: Sequence[float]
+    seeds: Sequence[int]
+    num_tgt_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateResult:
+    """What an update gave, over all processes.
+
+    Attributes:
+        loss_sum: Smoothed loss, summed over target tokens.
+        nll_sum: Negative log-likelihood, summed over target tokens.
+        gradient_norm: Euclidean norm before clipping; not finite when the update was skipped.
+        is_applied: Whether the weights changed.
+        extra_sums: The sums of what each process put in.
+    """
+
+    loss_sum: float
+    nll_sum: float
+    gradient_norm: float
+    is_applied: bool
+    extra_sums: list[float]
+
+
+class Updater:
+    """Owns the weights, the optimizer and the loss scale of a run.
+
+    Args:
+        model: On its device, fp32.
+        config: Of the optimizer.
+        precision: Of the matrix products.
+        device: Where the model is.
+        world: This process among all.
+        ema_decay: Decay per update of the moving average of the weights, or None for none.
+    """
+
+    def __init__(
+        self, model: Transformer, config: OptimConfig, *, precision: Precision, device: torch.device, world: World, ema_decay: float | None = None
+    ) -> None:
+        self.model = model.train()
+        self.scaler = LossScaler(precision)
+        self.parameter_names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self.optimizer = build_optimizer(self.parameter_names, config)
+        self.ema = None if ema_decay is None else {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._ema_decay = ema_decay
+        self._config = config
+        self._precision = precision
+        self._device = device
+        self._world = world
+        self._objective: nn.Module = Objective(model, label_smoothing=config.label_smoothing)
+        if world.size > 1:
+            self._objective = nn.parallel.DistributedDataParallel(
+                self._objective, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
+            )
+
+    def run(self, batch: UpdateBatch, *, lr: float, extra: Sequence[float] = ()) -> UpdateResult:
+        """Do one update, or skip it when its gradient is not finite.
+
+        Args:
+            batch: This process's share.
+            lr: Learning rate.
+            extra: Numbers to be summed over all processes on the way, so that they need no exchange of their own.
+        """
+        loss_sum, nll_sum = self.accumulate(batch)
+        gradients = [parameter.grad for parameter in self.parameter_names if parameter.grad is not None]
+        self.scaler.unscale(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        sums = all_reduce_sums([float(loss_sum), float(nll_sum), *extra], self._world, self._device)
+        gradient_norm = float(norm)
+        is_finite = math.isfinite(gradient_norm) and math.isfinite(sums[0])
+        if is_finite:
+            if self._config.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self.parameter_names, self._config.clip_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            self._update_ema()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update(is_finite=is_finite)
+        return UpdateResult(loss_sum=sums[0], nll_sum=sums[1], gradient_norm=gradient_norm, is_applied=is_finite, extra_sums=sums[2:])
+
+    def accumulate(self, batch: UpdateBatch) -> tuple[Tensor, Tensor]:
+        """Forward and backward of this process's micro-batches; leaves the gradient of the whole update in the parameters.
+
+        Returns:
+            This process's loss and negative log-likelihood, as sums.
+        """
+        loss_sum = torch.zeros((), device=self._device)
+        nll_sum = torch.zeros((), device=self._device)
+        last = len(batch.micro_batches) - 1
+        for index, (micro_batch, weight, seed) in enumerate(zip(batch.micro_batches, batch.weights, batch.seeds, strict=True)):
+            torch.manual_seed(seed)
+            # Forward and backward of all but the last micro-batch stay local; the last backward exchanges the accumulated gradient.
+            is_local = index < last and isinstance(self._objective, nn.parallel.DistributedDataParallel)
+            with self._objective.no_sync() if is_local else contextlib.nullcontext():  # type: ignore[operator]
+                moved = micro_batch.to(self._device)
+                with self._precision.autocast():
+                    loss, nll = self._objective(moved.src_BS, moved.src_mask_BS, moved.tgt_in_BT, moved.tgt_out_BT, moved.tgt_mask_BT)
+                # Data-parallel training averages over the processes; times their number makes it the sum.
+                (loss * (weight * self._world.size * self.scaler.scale / batch.num_tgt_tokens)).backward()
+            loss_sum += loss.detach() * weight
+            nll_sum += nll * weight
+        return loss_sum, nll_sum
+
+    @torch.no_grad()
+    def _update_ema(self) -> None:
+        if self.ema is not None:
+            torch._foreach_lerp_(list(self.ema.values()), list(self.parameter_names), 1.0 - (self._ema_decay or 0.0))
+
+    @contextlib.contextmanager
+    def weights_for_use(self) -> Iterator[Transformer]:
+        """The model in eval mode with the weights that validation and users get: the moving average where there is one. Restored afterwards."""
+        trained = None
+        if self.ema is not None:
+            trained = [parameter.detach().clone() for parameter in self.parameter_names]
+            self._assign(self.ema.values())
+        self.model.eval()
+        try:
+            yield self.model
+        finally:
+            self.model.train()
+            if trained is not None:
+                self._assign(trained)
+
+    @torch.no_grad()
+    def _assign(self, tensors: Iterable[Tensor]) -> None:
+        for parameter, tensor in zip(self.parameter_names, tensors, strict=True):
+            parameter.copy_(tensor)

@@ -1,0 +1,434 @@
+"""The training loop: it decides when to update, validate, save and stop; `step.py` decides how an update is made.
+
+A run is a generator of records (see `progress.py`): it writes its files itself, and whoever consumes it shows the records to a person.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtkit import config as codec
+from mtkit.checkpoint.format import MODEL_NAME as MODEL_FILE
+from mtkit.checkpoint.format import copy_parameters, describe, parameters_by_name, read_description, read_tensors, save_model
+from mtkit.checkpoint.manager import CheckpointManager, StoredCheckpoint
+from mtkit.data.batching import EpochPlan, derive_budget, plan_epoch
+from mtkit.data.loader import Batch, Prefetcher, load_batch
+from mtkit.data.shards import ShardSet
+from mtkit.distributed import World
+from mtkit.errors import ArtefactError, DivergedError, StoppedError
+from mtkit.files import read_manifest, write_json
+from mtkit.model.device import Precision
+from mtkit.model.transformer import Transformer
+from mtkit.training.config import TrainConfig
+from mtkit.training.optim import learning_rate
+from mtkit.training.progress import Meter, MetricsFile, Record
+from mtkit.training.run import RunDirectory
+from mtkit.training.signals import StopRequest
+from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
+from mtkit.training.step import UpdateBatch, Updater, UpdateResult
+from mtkit.training.validate import DevSet, validate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a process trains.
+
+    Attributes:
+        device: Of the model.
+        precision: Of the matrix products.
+        world: This process among all.
+    """
+
+    device: torch.device
+    precision: Precision
+    world: World
+
+
+class Trainer:
+    """A training run, new or resumed.
+
+    Args:
+        config: Of the run.
+        shards: The training data.
+        dev: The dev set.
+        run: Where its files are.
+        place: Where it computes.
+        stop: Tells whether a signal asked the run to stop.
+        clock: Seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        shards: ShardSet,
+        dev: DevSet,
+        run: RunDirectory,
+        place: Place,
+        stop: StopRequest,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.state = TrainState()
+        self.place = place
+        self.manager = CheckpointManager(run.checkpoints, config=config.checkpoint, metric=config.validation.metric)
+        torch.manual_seed(config.seed)
+        model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
+        self.updater = Updater(
+            model.to(place.device),
+            config.optim,
+            precision=place.precision,
+            device=place.device,
+            world=place.world,
+            ema_decay=config.training.ema_decay,
+        )
+        self._budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=place.world.size)
+        self._shards = shards
+        self._dev = dev
+        self._run = run
+        self._stop = stop
+        self._clock = clock
+        self._metrics = MetricsFile(run.metrics if place.world.is_main else None)
+        self._meter = Meter()
+        self._start_time = self._last_time = clock()
+        # Elapsed seconds at the end of the last validation and save; None = to be taken from the next update.
+        self._last_validation_s: float | None = None
+        self._last_save_s: float | None = None
+        self._stopping = False
+        self._saved_step: int | None = None
+        self._elapsed_at_start = 0.0
+
+    def largest_batch(self) -> tuple[Batch, EpochPlan]:
+        """The largest micro-batch of the current epoch, and the epoch's plan."""
+        plan = self._plan()
+        return load_batch(self._shards, plan.largest(self._shards.src_lengths, self._shards.tgt_lengths)), plan
+
+    # --- resuming and saving ------------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> tuple[StoredCheckpoint | None, list[str]]:
+        """Go on from the newest undamaged checkpoint of the run, if there is one.
+
+        Returns:
+            The checkpoint, or None for a new run, and warnings.
+
+        Raises:
+            ArtefactError: The checkpoint does not fit the data or the model.
+        """
+        checkpoint, warnings = self.manager.latest()
+        warnings = [f"passed over a damaged checkpoint: {line}" for line in warnings]
+        if checkpoint is None:
+            return None, warnings
+        inputs = read_manifest(checkpoint.path, kind="checkpoint").inputs
+        if inputs.get("data") != self._shards.fingerprint:
+            raise ArtefactError(
+                f"{checkpoint.path}: was trained on data with the fingerprint {str(inputs.get('data'))[:16]}, "
+                f"but the data given now has {self._shards.fingerprint[:16]}",
+                hint="Give the data that the run was started with, or choose another --output for a new run.",
+            )
+        if inputs.get("world_size") != self.place.world.size:
+            warnings.append(f"the run goes on with {self.place.world.size} processes instead of {inputs.get('world_size')}: it is not bit-exact")
+        self._restore(checkpoint.path)
+        return checkpoint, warnings
+
+    def _restore(self, path: Path) -> None:
+        updater = self.updater
+        description = read_description(path)
+        if description.model != self.config.model:
+            raise ArtefactError(
+                f"{path}: holds another model: " + "; ".join(codec.differences(codec.to_dict(description.model), codec.to_dict(self.config.model)))
+            )
+        shapes = {name: tensor.shape for name, tensor in parameters_by_name(updater.model).items()}
+        stored = read_tensors(path / MODEL_FILE, shapes=shapes)
+        if updater.ema is not None:
+            for name, average in updater.ema.items():
+                average.copy_(stored[name])
+            stored = read_tensors(path / TRAINED_NAME, shapes=shapes)
+        copy_parameters(updater.model, stored)
+        restore_optimizer(updater.optimizer, updater.parameter_names, path / OPTIMIZER_NAME)
+        self.state = read_state(path)
+        updater.scaler.restore(self.state.scaler)
+        self._saved_step = self.state.step
+        self._metrics.cut_after(self.state.step)
+
+    def _save(self) -> None:
+        """Write a checkpoint of the current step, unless there is one."""
+        if self._saved_step == self.state.step or not self.place.world.is_main:
+            self._saved_step = self.state.step
+            self._last_save_s = None
+            return
+        updater = self.updater
+        self.state.elapsed_s = self._elapsed()
+        self.state.scaler = updater.scaler.state()
+        self._metrics.sync()
+        tensors = parameters_by_name(updater.model)
+        description = describe(updater.model, self._shards.tokenizer, provenance=self._provenance())
+        inputs = {"data": self._shards.fingerprint, "world_size": self.place.world.size, "torch": torch.__version__}
+        with self.manager.write(self.state.step, config=codec.to_dict(self.config), inputs=inputs) as directory:
+            write_checkpoint_files(
+                directory,
+                state=self.state,
+                tensors=tensors,
+                optimizer=optimizer_tensors(updater.optimizer, updater.parameter_names),
+                ema=updater.ema,
+                description=description,
+                tokenizer=self._shards.tokenizer,
+            )
+        self._saved_step = self.state.step
+        self._last_save_s = None
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "scores": self.state.scores if self.state.scores_step == self.state.step else {},
+            "src_lang": self.config.data.src_lang,
+            "tgt_lang": self.config.data.tgt_lang,
+            "data": self._shards.fingerprint,
+            "config": codec.to_dict(self.config),
+        }
+
+    def _hand_over(self) -> None:
+        """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it."""
+        if not self.place.world.is_main:
+            return
+        best = self.manager.best() or self.manager.stored()[-1:]
+        path = best[0].path
+        description = read_description(path)
+        save_model(
+            self._run.model,
+            tensors=read_tensors(path / MODEL_FILE),
+            description=description,
+            tokenizer=self._shards.tokenizer,
+            inputs={"checkpoint": read_manifest(path).fingerprint},
+            overwrite=True,
+        )
+
+    # --- the loop -----------------------------------------------------------------------------------------------------------------------
+
+    def train(self) -> Iterator[Record]:
+        """Run until a limit, early stopping or a signal; yields the records of `metrics.jsonl` and of kind `checkpoint`.
+
+        Raises:
+            StoppedError: A signal asked for it; the state was saved.
+            DivergedError: Too many updates in a row had non-finite gradients.
+        """
+        if (reason := self.finished()) is not None:
+            yield {"kind": "end", "step": self.state.step, "reason": reason, "resumed": True}
+            return
+        self._elapsed_at_start = self.state.elapsed_s
+        self._last_time = self._start_time = self._clock()
+        plan = self._plan()
+        yield self._record({"kind": "start", "step": self.state.step, **self._facts(plan)})
+        while self.finished() is None and not self._stopping:
+            if plan.epoch != self.state.epoch:
+                plan = self._plan()
+            yield from self._epoch(plan)
+        yield from self._finish()
+
+    def finished(self) -> str | None:
+        """Which limit the run has reached, or None."""
+        limits, state = self.config.training, self.state
+        if limits.max_steps is not None and state.step >= limits.max_steps:
+            return f"training.max_steps = {limits.max_steps} reached"
+        if limits.max_epochs is not None and state.epoch >= limits.max_epochs:
+            return f"training.max_epochs = {limits.max_epochs} reached"
+        if limits.max_tokens is not None and state.num_tgt_tokens >= limits.max_tokens:
+            return f"training.max_tokens = {limits.max_tokens} reached"
+        if limits.max_minutes is not None and state.elapsed_s >= limits.max_minutes * 60.0:
+            return f"training.max_minutes = {limits.max_minutes:g} reached"
+        patience = self.config.validation.patience
+        if patience is not None and state.num_bad_validations >= patience:
+            return f"no better {self.config.validation.metric} in {patience} validations (best {state.best_value:.4g} at step {state.best_step})"
+        return None
+
+    def _epoch(self, plan: EpochPlan) -> Iterator[Record]:
+        """Updates from the current position to the end of the epoch, or until the run has to stop."""
+        with Prefetcher(self._batches(plan, self.state.position)) as batches:
+            while self.state.epoch == plan.epoch:
+                asked = self._clock()
+                batch = next(batches)
+                result = self._update(batch, plan, waited=self._clock() - asked)
+                if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
+                    yield from self._log()
+                if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
+                    yield from self._log()
+                    yield from self._validate()
+                elif self._is_due(self.config.checkpoint.every_steps, self.config.checkpoint.every_minutes, self._last_save_s, result):
+                    yield from self._log()
+                    self._save()
+                    yield {"kind": "checkpoint", "step": self.state.step}
+                if self._stopping or self.finished() is not None:
+                    return
+
+    def _update(self, batch: UpdateBatch, plan: EpochPlan, *, waited: float) -> UpdateResult:
+        """Do one update and bring the state up to date with it."""
+        state = self.state
+        lr = learning_rate(self.config.optim, state.step + 1, d_model=self.config.model.d_model, max_steps=self.config.training.max_steps)
+        # Signals and clocks differ between processes, and a decision must not: all go by the sum of the signals and by the main process's clock.
+        extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
+        result = self.updater.run(batch, lr=lr, extra=extra)
+        requested, interrupted, state.elapsed_s = result.extra_sums
+        if requested:
+            self._stopping = True
+            self._stop.request(interrupted=bool(interrupted))
+        if self._last_validation_s is None:
+            self._last_validation_s = state.elapsed_s
+        if self._last_save_s is None:
+            self._last_save_s = state.elapsed_s
+        position = state.position
+        state.epoch, state.position = (state.epoch, position + 1) if position + 1 < plan.num_updates else (state.epoch + 1, 0)
+        state.num_tgt_tokens += batch.num_tgt_tokens
+        now = self._clock()
+        if result.is_applied:
+            state.step += 1
+            state.num_skipped_in_row = 0
+            self._meter.add(
+                loss_sum=result.loss_sum,
+                nll_sum=result.nll_sum,
+                num_tokens=batch.num_tgt_tokens,
+                gradient_norm=result.gradient_norm,
+                seconds=now - self._last_time,
+                wait_seconds=waited,
+            )
+        else:
+            self._skip(result, plan, position)
+        self._last_time = now
+        return result
+
+    def _skip(self, result: UpdateResult, plan: EpochPlan, position: int) -> None:
+        """Count an update that was not applied; too many in a row end the run."""
+        state = self.state
+        state.num_skipped += 1
+        state.num_skipped_in_row += 1
+        if state.num_skipped_in_row < self.config.training.max_skipped_in_row:
+            return
+        report = self._run.path / "diverged.json"
+        if self.place.world.is_main:
+            pairs = [batch.tolist() for batch in plan.update(position)]
+            write_json(report, {"step": state.step, "epoch": plan.epoch, "position": position, "pairs": pairs})
+        raise DivergedError(
+            f"{state.num_skipped_in_row} updates in a row had a loss or gradient that is not finite (last after step {state.step}, "
+            f"loss {result.loss_sum}, gradient norm {result.gradient_norm})",
+            hint=f"The last checkpoint is intact; {report} names the last batch. Lower optim.lr, lengthen optim.warmup_steps, or use fp32.",
+        )
+
+    def _validate(self) -> Iterator[Record]:
+        """Validate, take the result into the state, save: in this order, so that a resumed run knows all of it or none."""
+        config = self.config
+        with self.updater.weights_for_use() as model:
+            scores = validate(
+                model,
+                self._shards.tokenizer,
+                self._dev,
+                search=config.validation.search if config.validation.translate else None,
+                device=self.place.device,
+                world=self.place.world,
+                max_tokens=config.batch.max_tokens,
+                tgt_lang=config.data.tgt_lang,
+            )
+        is_best = self.state.record_validation(scores, metric=config.validation.metric)
+        yield self._record(
+            {
+                "kind": "valid",
+                "step": self.state.step,
+                "epoch": self.state.epoch,
+                **scores,
+                "is_best": is_best,
+                "elapsed_s": round(self._elapsed(), 1),
+            }
+        )
+        self._saved_step = None  # a checkpoint of this step without the result would be incomplete
+        self._save()
+        self._last_validation_s = None
+        self._last_time = self._clock()
+        yield {"kind": "checkpoint", "step": self.state.step}
+
+    def _finish(self) -> Iterator[Record]:
+        """Validate and save what is not yet, hand over the model, or raise for a signal."""
+        reason = self.finished()
+        yield from self._log()
+        if reason is None:
+            self._save()
+            raise StoppedError(
+                f"stopped at step {self.state.step}; the state is saved in {self._run.checkpoints}. Run the same command again to go on.",
+                interrupted=self._stop.interrupted,
+            )
+        if self.state.scores_step != self.state.step:
+            yield from self._validate()
+        self._save()
+        self._hand_over()
+        yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})
+
+    # --- small parts --------------------------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> EpochPlan:
+        return plan_epoch(self._shards.src_lengths, self._shards.tgt_lengths, budget=self._budget, seed=self.config.seed, epoch=self.state.epoch)
+
+    def _batches(self, plan: EpochPlan, position: int) -> Iterator[UpdateBatch]:
+        """This process's share of each update of an epoch, from a position on."""
+        world = self.place.world
+        while position < plan.num_updates:
+            groups = plan.update(position)
+            num_slots = -(-len(groups) // world.size)
+            numbers = [slot * world.size + world.rank for slot in range(num_slots)]
+            micro_batches: list[Batch] = [load_batch(self._shards, groups[number if number < len(groups) else 0]) for number in numbers]
+            yield UpdateBatch(
+                micro_batches=micro_batches,
+                weights=[1.0 if number < len(groups) else 0.0 for number in numbers],
+                seeds=[_mix(self.config.seed, plan.epoch, position, number) for number in numbers],
+                num_tgt_tokens=sum(int((self._shards.tgt_lengths[group] + 1).sum()) for group in groups),
+            )
+            position += 1
+
+    def _elapsed(self) -> float:
+        return self._elapsed_at_start + self._clock() - self._start_time
+
+    def _is_due(self, every_steps: int | None, every_minutes: float | None, last_s: float | None, result: UpdateResult) -> bool:
+        by_steps = every_steps is not None and result.is_applied and self.state.step % every_steps == 0
+        return by_steps or (every_minutes is not None and last_s is not None and self.state.elapsed_s - last_s >= every_minutes * 60.0)
+
+    def _log(self) -> Iterator[Record]:
+        if self._meter.is_empty:
+            return
+        state = self.state
+        lr = learning_rate(self.config.optim, state.step, d_model=self.config.model.d_model, max_steps=self.config.training.max_steps)
+        values = self._meter.take()
+        yield self._record(
+            {
+                "kind": "train",
+                "step": state.step,
+                "epoch": state.epoch,
+                **values,
+                "lr": lr,
+                "tgt_tokens": state.num_tgt_tokens,
+                "skipped": state.num_skipped,
+                "elapsed_s": round(self._elapsed(), 1),
+            }
+        )
+
+    def _facts(self, plan: EpochPlan) -> dict[str, Any]:
+        return {
+            "device": str(self.place.device),
+            "precision": self.place.precision.name,
+            "world_size": self.place.world.size,
+            "parameters": self.updater.model.num_parameters(),
+            "pairs": self._shards.num_pairs,
+            "pairs_skipped": plan.num_skipped,
+            "updates_per_epoch": plan.num_updates,
+            "micro_batches_per_update": self._budget.micro_per_update,
+            "padding_share": plan.padding_share,
+        }
+
+    def _record(self, record: Record) -> Record:
+        self._metrics.append(record)
+        return record
+
+
+def _mix(*numbers: int) -> int:
+    """A 63-bit seed from several numbers, the same on every machine."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,78 @@
+import pytest
+import torch
+
+from mtkit.errors import UsageError
+from mtkit.model import device as device_module
+from mtkit.model.device import PrecisionName, resolve_device, resolve_inference_precision, resolve_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0, gpu_bf16: bool = False, amx: bool = False, avx512_bf16: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: gpu_bf16 or including_emulation)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+def test_auto_takes_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpus=0)
+    assert resolve_device("auto") == CPU
+    pretend(monkeypatch, gpus=2)
+    assert resolve_device("auto") == CUDA
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    pretend(monkeypatch, gpus=0)
+    with pytest.raises(UsageError, match=f"device {name} is not there: torch sees 0 GPUs"):
+        resolve_device(name)
+
+
+def test_a_gpu_number_beyond_the_last_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpus=2)
+    with pytest.raises(UsageError, match="device cuda:2 is not there: torch sees 2 GPUs"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:²", "tpu", "", "CPU"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="device must be auto, cpu, cuda or cuda:N, but is"):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize(("amx", "avx512_bf16", "expected"), [(True, False, "bf16"), (False, True, "bf16"), (False, False, "fp32")])
+def test_auto_trains_in_bf16_only_on_cpus_that_are_fast_at_it(monkeypatch: pytest.MonkeyPatch, amx: bool, avx512_bf16: bool, expected: str) -> None:
+    pretend(monkeypatch, amx=amx, avx512_bf16=avx512_bf16)
+    assert resolve_precision("auto", CPU).name == expected
+    assert resolve_inference_precision("auto", CPU).name == "fp32"
+
+
+@pytest.mark.parametrize(("gpu_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_auto_trains_in_bf16_only_on_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch, gpu_bf16: bool, expected: str) -> None:
+    pretend(monkeypatch, gpus=1, gpu_bf16=gpu_bf16)
+    assert resolve_precision("auto", CUDA).name == expected
+    assert resolve_inference_precision("auto", CUDA).name == "fp16"
+
+
+def test_fp16_needs_a_gpu() -> None:
+    assert resolve_precision("fp16", CUDA).needs_loss_scaling
+    for resolve in (resolve_precision, resolve_inference_precision):
+        with pytest.raises(UsageError, match="precision fp16 needs a GPU"):
+            resolve("fp16", CPU)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_autocast_gives_the_dtype_of_matrix_products(name: PrecisionName, dtype: torch.dtype) -> None:
+    precision = resolve_precision(name, CPU)
+    with precision.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype == precision.dtype
+    assert not precision.needs_loss_scaling
+
+
+def test_the_capability_of_this_cpu_is_a_plain_answer() -> None:
+    assert device_module.cpu_is_fast_at_bf16() in (True, False)

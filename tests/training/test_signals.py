@@ -1,0 +1,43 @@
+"""Requests to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mtkit.training.signals import StopRequest
+
+
+@pytest.mark.parametrize(("number", "interrupted"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)])
+def test_a_signal_becomes_a_request(number: signal.Signals, interrupted: bool) -> None:
+    before = signal.getsignal(number)
+    with StopRequest().listen() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.interrupted == interrupted
+    assert signal.getsignal(number) is before
+
+
+def test_a_request_from_another_process_keeps_what_is_known() -> None:
+    stop = StopRequest()
+    stop.request(interrupted=True)
+    stop.request(interrupted=False)
+    assert stop.interrupted
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    script = textwrap.dedent(
+        """
+        import os, signal, time
+        from mtkit.training.signals import StopRequest
+        with StopRequest().listen():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        """
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 128 + signal.SIGTERM
