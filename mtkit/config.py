@@ -207,9 +207,14 @@ def _convert(kind: Any, value: Any, *, key: str, origins: Mapping[str, str]) -> 
             return result
     if value == "none" and type(None) in options:
         return None
-    if value is None and any("none" in typing.get_args(option) for option in options if typing.get_origin(option) is Literal):
+    if value is None and str not in options and _takes_word_none(kind):
         return "none"  # `--set norm=none`, where none is one of the choices
     raise ConfigError(f"{key}{_source(key, origins)} must be {_describe(kind)}, but is {_show(value)}")
+
+
+def _takes_word_none(kind: Any) -> bool:
+    """Whether the string "none" is a value of its own, not None."""
+    return any(option is str or (typing.get_origin(option) is Literal and "none" in typing.get_args(option)) for option in _options(kind))
 
 
 def _source(key: str, origins: Mapping[str, str]) -> str:
@@ -288,11 +293,11 @@ def _dump_table(config: Any, *, prefix: str, origins: Mapping[str, str] | None, 
         if dataclasses.is_dataclass(value):
             tables.append((field.name, value))
             continue
-        is_silent = value is None and str in _options(hints[field.name])
+        is_silent = value is None and _takes_word_none(hints[field.name])
         line = f"# {field.name} = none" if is_silent else f"{field.name} = {_toml_value(_plain(value))}"
         if origins is not None:
-            source = " ".join(origins.get(prefix + field.name, "default").split())
-            line = f"{line:<44} # {source}"
+            source = origins.get(prefix + field.name, "default")
+            line = f"{line:<44} # {''.join(character if character.isprintable() else ' ' for character in source)}"
         lines.append(line)
     for name, value in tables:
         lines += ["", f"[{prefix}{name}]"]

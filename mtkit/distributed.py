@@ -129,8 +129,8 @@ def all_gather_lines(lines: Sequence[str], world: World, device: object = "cpu")
 def launch(arguments: Sequence[str], *, num_processes: int) -> int:
     """Run `python -m mtkit ARGUMENTS` as `num_processes` ranks on this machine and wait for them.
 
-    The ranks form a process group of their own, so that a signal reaches each of them once: through this process, be it from the terminal or
-    from `kill`. When one rank fails the others get some time to end and are then killed.
+    Each rank is in a process group of its own, so that a signal reaches it once: through this process, be it from the terminal or from `kill`.
+    When one rank fails the others get some time to end and are then killed.
 
     Returns:
         The exit code: 0, or that of the first rank that failed.
@@ -146,8 +146,7 @@ def launch(arguments: Sequence[str], *, num_processes: int) -> int:
         try:
             for rank in range(num_processes):
                 rank_environment = dict(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-                group = workers[0].pid if workers else 0
-                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=group))
+                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=0))
             return _wait_for_all(workers)
         finally:
             for worker in workers:
@@ -173,11 +172,10 @@ def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterato
 def _wait_for_all(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
     first_failure = 0
     deadline = float("inf")
-    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
-        if not first_failure:
-            first_failure = next((worker.returncode for worker in workers if worker.returncode), 0)
-            if first_failure:
-                deadline = time.monotonic() + GRACE_S
+    while None in (codes := [worker.poll() for worker in workers]) and time.monotonic() < deadline:
+        if not first_failure and any(codes):
+            first_failure = next(code for code in codes if code)
+            deadline = time.monotonic() + GRACE_S
         time.sleep(0.05)
-    code = first_failure or next((worker.returncode for worker in workers if worker.returncode), 0)
+    code = first_failure or next((code for code in codes if code), 0)
     return code if code >= 0 else 128 - code

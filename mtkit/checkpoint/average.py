@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.checkpoint.format import (
-    MODEL_NAME,
-    TOKENIZER_NAME,
-    ModelDescription,
-    read_description,
-    read_model_tensors,
-    require_fitting_tokenizer,
-    save_model,
-)
+from mtkit.checkpoint.format import ModelDescription, read_description, read_model_tensors, require_fitting_tokenizer, save_model
+from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
 from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.config import differences, to_dict
 from mtkit.data.tokenizer import Tokenizer

@@ -11,9 +11,6 @@ A checkpoint directory (kind `checkpoint`) holds the same and what a training ru
 `trained.safetensors` where `model.safetensors` holds a moving average of the trained weights.
 """
 
-import json
-import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtkit import config as codec
+from mtkit.checkpoint.layout import CARD_NAME, CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, MODEL_NAME, TOKENIZER_NAME, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
 from mtkit.files import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_json, read_manifest, verify_directory, write_json
 from mtkit.model.config import ModelConfig
 from mtkit.model.transformer import Transformer
 
-MODEL_NAME = "model.safetensors"
-CONFIG_NAME = "config.json"
-TOKENIZER_NAME = "tokenizer"
-CARD_NAME = "README.md"
 FORMAT = 1
-
-CHECKPOINTS_NAME = "checkpoints"
-"""The directory of a run that holds its checkpoints."""
-
-FINAL_MODEL_NAME = "model"
-"""The directory of a run that holds the model which the run hands over."""
-
-MAX_HEADER_BYTES = 100 << 20
 _MAX_LAYERS = 512
 
 
@@ -189,29 +175,6 @@ def check_shapes(path: Path, shapes: Mapping[str, torch.Size]) -> None:
             raise ArtefactError(f"{path}: holds a tensor that the model lacks: {name!r}")
         if found[name] != tuple(shapes[name]):
             raise ArtefactError(f"{path}: {name} has the shape {list(found[name])}, and {list(shapes[name])} is needed")
-
-
-def read_tensor_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Name -> {dtype, shape, data_offsets} of a safetensors file.
-
-    Raises:
-        ArtefactError: The header is damaged.
-    """
-    try:
-        with open(path, "rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            if size > min(MAX_HEADER_BYTES, os.fstat(stream.fileno()).st_size):
-                raise ArtefactError(f"{path}: is damaged: its header claims {size} bytes")
-            header = json.loads(stream.read(size))
-        header.pop("__metadata__", None)
-        for entry in header.values():
-            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
-                raise ValueError("a shape is not a list of whole numbers")
-    except OSError as error:
-        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtefactError(f"{path}: is not a safetensors file: {error}") from error
-    return dict(header)
 
 
 def read_description(directory: Path) -> ModelDescription:

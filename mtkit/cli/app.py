@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mtkit import __version__
-from mtkit.cli import console
+from mtkit.cli import average, bench, console, inspect, preprocess, score, tokenizer, train, translate
 from mtkit.errors import MTKitError, ResourceError
 
 BROKEN_PIPE_EXIT_CODE = 141
@@ -26,23 +26,37 @@ class _Group(TyperGroup):
         """Run the command that the arguments name."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            if not _reader_has_gone():
-                raise
-            # As with `| head -1`: end quietly, and keep the interpreter from flushing into the closed pipe at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
-            raise typer.Exit(BROKEN_PIPE_EXIT_CODE) from None
+        except (BrokenPipeError, EOFError) as error:
+            if isinstance(error, EOFError) or not _reader_has_gone():
+                raise RuntimeError("the way to another process or file broke") from error  # bare, typer would end without a word
+            code = BROKEN_PIPE_EXIT_CODE  # as with `| head -1`: nothing to say, and nobody to hear it
         except (MTKitError, KeyboardInterrupt, MemoryError) as error:
             if ctx.params["debug"]:
                 traceback.print_exc()
-            if isinstance(error, MTKitError):
-                console.report_error(error.message, error.hint)
-                raise typer.Exit(error.exit_code) from None
-            if isinstance(error, MemoryError):
-                console.report_error("out of memory", None)
-                raise typer.Exit(ResourceError.exit_code) from None
-            console.report_error("interrupted", None)
-            raise typer.Exit(INTERRUPT_EXIT_CODE) from None
+            code = _report(error)
+        _give_up_output()
+        raise typer.Exit(code)
+
+
+def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
+    """Say what ended the command, and return its exit code."""
+    match error:
+        case MTKitError():
+            console.report_error(error.message, error.hint)
+            return error.exit_code
+        case MemoryError():
+            console.report_error("out of memory", None)
+            return ResourceError.exit_code
+    console.report_error("interrupted", None)
+    return INTERRUPT_EXIT_CODE
+
+
+def _give_up_output() -> None:
+    """Drop what is left in stdout's buffer if it cannot be written, lest the interpreter fails over it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
 
 
 def _reader_has_gone() -> bool:
@@ -58,6 +72,7 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: starts in half the time, can be copied, and brackets in it mean brackets
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train Transformers for machine translation and put them to work.",
     epilog="Example: mtkit train --train train.en train.de --dev dev.en dev.de --preset tiny --output runs/en-de",
@@ -76,6 +91,10 @@ def global_options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of every error.")] = False,
 ) -> None:
     """Options that stand before the command."""
+
+
+for module in (tokenizer, preprocess, train, average, translate, score, inspect, bench):
+    module.register(app)
 
 
 def main() -> None:

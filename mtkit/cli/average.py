@@ -25,7 +25,7 @@ def average(
 ) -> None:
     """Average checkpoints into one model, which is usually better than each of them."""
     from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
-    from mtkit.checkpoint.format import CHECKPOINTS_NAME
+    from mtkit.checkpoint.layout import CHECKPOINTS_NAME
     from mtkit.checkpoint.manager import list_checkpoints
 
     if metric not in ("bleu", "chrf", "loss"):

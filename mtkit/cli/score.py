@@ -99,11 +99,12 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, as_json: 
     from mtkit.checkpoint.format import load_model
     from mtkit.decoding.scoring import score_pairs
     from mtkit.evaluation.checks import check_line_counts
+    from mtkit.model.device import resolve_device
 
     _require_one_stdin([src, tgt])
     texts = [_read(src), _read(tgt)]
     check_line_counts(texts)
-    loaded = load_model(model_path, device=device)
+    loaded = load_model(model_path, device=resolve_device(device))
     scores = score_pairs(loaded.model, loaded.tokenizer, texts[0].lines, texts[1].lines)
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
     perplexity = math.exp(min(-log_prob / num_tokens, 700.0))

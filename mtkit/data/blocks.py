@@ -5,7 +5,7 @@ import itertools
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -128,8 +128,8 @@ class BlockEncoder:
 
 def encode_blocks(
     blocks: Iterator[list[TextPair]], *, tokenizer: Tokenizer, tokenizer_directory: Path, filters: FilterConfig, num_workers: int
-) -> Iterator[EncodedBlock]:
-    """Filter and encode blocks, in order.
+) -> Generator[EncodedBlock, None, None]:
+    """Filter and encode blocks, in order. Closing the generator ends the worker processes.
 
     Args:
         blocks: See `split_blocks`.
@@ -209,9 +209,7 @@ def _work(connection: "Connection[Any, Any]", directory: Path, filters: FilterCo
                 connection.send(error)
 
 
-def _encode_in_processes(
-    blocks: Iterator[list[TextPair]], *, directory: Path, filters: FilterConfig, num_workers: int
-) -> Iterator[EncodedBlock]:
+def _encode_in_processes(blocks: Iterator[list[TextPair]], *, directory: Path, filters: FilterConfig, num_workers: int) -> Iterator[EncodedBlock]:
     """Give each worker one block at a time and take the results in order.
 
     A worker is sent a block only when it has nothing else to do, so that neither side ever waits for the other to empty a full pipe.

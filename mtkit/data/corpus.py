@@ -1,6 +1,6 @@
 """Parallel text as one stream of pairs, and the words that name it on the command line."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -38,7 +38,7 @@ class Corpus:
         """
         return tuple(source.check() for source in self.sources)
 
-    def pairs(self, *, counts: ReadCounts | None = None) -> Iterator[TextPair]:
+    def pairs(self, *, counts: ReadCounts | None = None) -> Generator[TextPair, None, None]:
         """Stream the pairs in order. No pair is left out: a blank line is an empty text.
 
         Args:

@@ -111,7 +111,10 @@ def token_reasons(src_lengths_N: NDArray[np.int32], tgt_lengths_N: NDArray[np.in
 
 
 def hash_pairs(pairs: Sequence[tuple[str, str]]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each pair's text without outer white space. Among 40 million pairs, two different ones share a hash with odds of 1 in 20,000."""
+    """A 64-bit hash of each pair's text without outer white space.
+
+    Among 40 million different pairs, the odds that any two share a hash are 1 to 20,000.
+    """
     digests = [hashlib.blake2b(f"{src.strip()}\n{tgt.strip()}".encode(), digest_size=8).digest() for src, tgt in pairs]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 

@@ -1,19 +1,21 @@
 """Where a shard set grows until it is complete: a hidden directory beside the output, from which an interrupted run can go on.
 
-    .shards.partial/
-      job.json            what is being made from what; a run for something else starts anew
-      lock                held by the process that works here
-      shard-00000.src     the token files
-      shard-00000.tgt
-      shard-00000.hashes  hashes of the pairs kept, when duplicates are looked for
-      shard-00000.json    the record of the shard, written last: without it, the shard does not count
+.shards.partial/
+  job.json            what is being made from what; a run for something else starts anew
+  lock                held by the process that works here
+  tokenizer/          for worker processes to load
+  shard-00000.src     the token files
+  shard-00000.tgt
+  shard-00000.hashes  hashes of the pairs kept, when duplicates are looked for
+  shard-00000.json    the record of the shard, written last: without it, the shard does not count
 """
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +26,14 @@ from mtkit.config import from_dict, to_dict
 from mtkit.data.blocks import EncodedBlock
 from mtkit.data.shards import ShardMeta, TokenFileWriter, id_dtype
 from mtkit.data.tokenizer import UNK_ID, Side, Tokenizer
-from mtkit.errors import ArtefactError, ConfigError, MTKitError
-from mtkit.files import READ_ERRORS, atomic_file, read_json, sha256_file, write_json
+from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError
+from mtkit.files import atomic_file, read_json, sha256_file, write_json
 
 JOB_NAME = "job.json"
 LOCK_NAME = "lock"
 HASHES_SUFFIX = ".hashes"
+
+_BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,22 +121,32 @@ class PartialShards:
 
 @contextmanager
 def partial_shards(output: Path, *, job: str | None) -> Iterator[PartialShards]:
-    """The partial shards of an output, for the time of the block, with those of an earlier run for the same job.
+    """The partial shards of an output for the time of the block, with those that an earlier run for the same job has finished.
 
-    When the block ends well the directory is removed. When it raises, it stays if a later run can use it: if the job has a name, a shard is finished
-    and the error is not one that the same input would cause again.
+    When the block ends well, the directory is removed. When it raises, the directory stays only if a later run can go on from it: a shard is
+    finished, the job has a name, and the input itself is not at fault.
 
     Args:
         output: The directory that is to be made.
-        job: Stands for everything that the shards depend on, or None if the input cannot be read again.
+        job: Stands for everything that the shards depend on; None if the input cannot be read a second time.
 
     Raises:
-        MTKitError: Another process is making the same output.
+        MTKitError: Another process is making the same output, or the place cannot be written.
     """
     directory = partial_directory(output)
-    if job is None or _read_job(directory) != job:
-        ...
-    yield PartialShards(directory, records=[])
+    with _locked(directory):
+        records = _finished_records(directory) if job is not None and _read_job(directory) == job else []
+        kept = {LOCK_NAME, *(name for record in records for name in (f"{record.meta.name}.json", *record.sha256))}
+        _remove_others(directory, kept)
+        write_json(directory / JOB_NAME, {"job": job})
+        partial = PartialShards(directory, records=records)
+        try:
+            yield partial
+        except BaseException as error:
+            if job is None or not partial.records or isinstance(error, DataError):
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def partial_directory(output: Path) -> Path:
@@ -147,4 +161,60 @@ def shard_name(index: int) -> str:
 
 
 def unknown_ids(tokenizer: Tokenizer, side: Side) -> NDArray[np.bool_]:
-    """Which ids of a vocabulary are unknown, or single bytes of a character without a piece."""
+    """Which ids of a vocabulary are unknown, or single bytes of a character that has no piece."""
+    vocab_size = tokenizer.src_vocab_size if side == "src" else tokenizer.tgt_vocab_size
+    pieces = tokenizer.pieces(range(vocab_size), side)
+    return np.array([index == UNK_ID or _BYTE_PIECE.fullmatch(piece) is not None for index, piece in enumerate(pieces)], dtype=np.bool_)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make the directory and hold its lock, which the kernel gives up when this process ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise MTKitError(f"{directory}: cannot be written: {error.strerror or error}") from error
+    try:
+        with suppress(OSError):  # a file system without locks must do without
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise MTKitError(
+                    f"{directory}: another process is at work here", hint="Wait until it has ended, or choose another output."
+                ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read_job(directory: Path) -> str | None:
+    try:
+        job = read_json(directory / JOB_NAME)["job"]
+    except (ArtefactError, KeyError, TypeError):
+        return None
+    return job if isinstance(job, str) else None
+
+
+def _finished_records(directory: Path) -> list[ShardRecord]:
+    """The records of the shards that are complete and undamaged, up to the first one that is not."""
+    records: list[ShardRecord] = []
+    while True:
+        path = directory / f"{shard_name(len(records))}.json"
+        try:
+            record = from_dict(ShardRecord, read_json(path))
+            if any(sha256_file(directory / name) != sha256 for name, sha256 in record.sha256.items()):
+                return records
+        except (ArtefactError, ConfigError, OSError):
+            return records
+        records.append(record)
+
+
+def _remove_others(directory: Path, kept: set[str]) -> None:
+    for path in directory.iterdir():
+        if path.name in kept:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

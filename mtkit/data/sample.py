@@ -59,13 +59,13 @@ class SentenceSample:
             self.sentences[place] = sentence
 
 
-def cut_line(line: str) -> Iterator[str]:
-    """Cut a line into pieces of at most `MAX_SENTENCE_CHARS` characters: at the last space that fits, else wherever the limit is."""
+def cut_line(line: str, *, limit: int = MAX_SENTENCE_CHARS) -> Iterator[str]:
+    """Cut a line into pieces of at most `limit` characters: at the last space that fits, which is dropped, else wherever the limit is."""
     start = 0
-    while len(line) - start > MAX_SENTENCE_CHARS:
-        end = line.rfind(" ", start + 1, start + MAX_SENTENCE_CHARS + 1)
+    while len(line) - start > limit:
+        end = line.rfind(" ", start + 1, start + limit + 1)
         if end < 0:
-            end = start + MAX_SENTENCE_CHARS
+            end = start + limit
             yield line[start:end]
             start = end
         else:

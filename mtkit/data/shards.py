@@ -137,7 +137,7 @@ class TokenFile:
         self._ids: Ids = np.frombuffer(self._data, dtype=dtype, count=self.num_ids, offset=HEADER_SIZE)
         start = offsets_position(itemsize=dtype.itemsize, num_ids=self.num_ids)
         self._offsets: NDArray[np.int64] = np.frombuffer(self._data, dtype="<i8", count=self.num_rows + 1, offset=start)
-        if zlib.crc32(self._offsets) != offsets_crc:
+        if zlib.crc32(self._offsets.data) != offsets_crc:
             raise ArtefactError(f"{path}: the offsets at byte {start} do not have the checksum that the header gives", hint=_REMEDY)
         lengths = np.diff(self._offsets)
         if self._offsets[0] != 0 or self._offsets[-1] != self.num_ids or (len(lengths) and lengths.min() < 0):
@@ -170,7 +170,7 @@ class TokenFile:
         Raises:
             ArtefactError: They are not those that were written.
         """
-        if zlib.crc32(self._ids) != self._ids_crc:
+        if zlib.crc32(self._ids.data) != self._ids_crc:
             end = HEADER_SIZE + self._ids.nbytes
             raise ArtefactError(f"{self.path}: the ids in bytes {HEADER_SIZE} to {end} do not have the checksum of the header", hint=_REMEDY)
 

@@ -8,7 +8,6 @@ a text may hold line feeds, each becomes a space.
 import hashlib
 import io
 import json
-import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ TextPair = tuple[str, str]
 _CHUNK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_BYTES = 16
 _SCHEMA_HINT = 'Records must look like {"translation": {"de": "...", "en": "..."}}.'
 
 
@@ -219,16 +219,16 @@ class RecordFile:
         return src, tgt
 
     def _open_parquet(self) -> Any:
-        import pyarrow
+        import pyarrow as pa
         from pyarrow import parquet
 
         try:
             return parquet.ParquetFile(self.path)
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path}: cannot be read as parquet: {error}") from error
 
     def _read_parquet(self, counts: ReadCounts) -> Iterator[TextPair]:
-        import pyarrow
+        import pyarrow as pa
 
         file = self._open_parquet()
         with file:
@@ -237,7 +237,7 @@ class RecordFile:
             try:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=["translation"]):
                     yield from _arrow_pairs(batch.column(0), self, counts)
-            except (OSError, pyarrow.ArrowException) as error:
+            except (OSError, pa.ArrowException) as error:
                 raise DataError(f"{self.path}: reading failed: {error}", hint="The file is damaged.") from error
 
 
@@ -353,7 +353,7 @@ def _is_pipe(path: str) -> bool:
     if path == STDIO:
         return True
     try:
-        mode = os.stat(path).st_mode
+        mode = Path(path).stat().st_mode
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
@@ -366,7 +366,7 @@ def _scan(path: str) -> tuple[str, int]:
     with open_bytes(path) as stream:
         try:
             chunk = stream.read(_CHUNK_BYTES)
-            if chunk[:2] in _UTF16_MARKS:
+            if chunk[:2] in _UTF16_MARKS and len(chunk) >= _UTF16_BYTES and chunk.count(0) >= len(chunk) // 4:
                 raise DataError(f"{path}: is UTF-16, but text must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.txt")
             while chunk:
                 digest.update(chunk)

@@ -13,8 +13,9 @@ import torch
 from mtkit.checkpoint.format import load_model
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
-from mtkit.decoding.search import Hypothesis, beam_search, greedy_search, sample
+from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH, inference, model_step, pad_sources
 from mtkit.errors import ArtefactError, ConfigError, ResourceError
 from mtkit.files import one_line
@@ -139,6 +140,10 @@ class Translator:
         device: Where the models are.
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
+
+    Attributes:
+        search: As above.
+        window_lines: As above.
     """
 
     def __init__(
@@ -156,7 +161,7 @@ class Translator:
         self._tokenizer = tokenizer
         self._device = device
         self._batch_tokens = batch_tokens
-        self._window_lines = window_lines
+        self.window_lines = window_lines
         self._forbidden_ids = tokenizer.forbidden_ids("tgt")
 
     def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
@@ -167,7 +172,7 @@ class Translator:
             ResourceError: A batch does not fit into the memory of the GPU.
         """
         remaining = iter(lines)
-        windows = iter(lambda: list(itertools.islice(remaining, self._window_lines)), [])
+        windows = iter(lambda: list(itertools.islice(remaining, self.window_lines)), [])
         for translations in self.translate_windows(windows):
             yield from translations
 

@@ -83,8 +83,6 @@ def open_windows(path: str | Path, *, size: int) -> Iterator[LineWindows]:
 
 def _stdin_descriptor() -> int | None:
     """The file descriptor of stdin; None if it is a stand-in that lives in memory."""
-    if sys.stdin is None:
-        raise DataError("stdin is closed", hint="Give --input, or pipe text in.")
     try:
         return sys.stdin.buffer.fileno()
     except io.UnsupportedOperation:
@@ -123,12 +121,12 @@ class _Feed:
         return line
 
     def is_ready(self) -> bool:
-        """Whether `readline` would return within `PATIENCE_S`."""
+        """Whether a whole line, or the end, is there or comes within `PATIENCE_S`. A line that is too long to be read whole is not."""
         while not self._lines and len(self._rest) < MAX_LINE_BYTES and not self._has_ended:
             if not self._poll.poll(PATIENCE_S * 1000):
                 return False
             self._read()
-        return True
+        return bool(self._lines) or self._has_ended
 
     def _read(self) -> None:
         chunk = os.read(self._descriptor, _CHUNK_BYTES)

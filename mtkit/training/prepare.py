@@ -47,18 +47,18 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
     if not config.data.dev:
         raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
     directory = output / DATA_NAME
-    corpora = {name: _corpus(config, specs) for name, specs in (("train", config.data.train), ("dev", config.data.dev))}
+    train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
     source = _describe_source(config)
     if (directory / SOURCE_NAME).exists():
         _reuse_or_refuse(directory, source)
     write_json(directory / SOURCE_NAME, source)
-    tokenizer = _tokenizer(directory / "tokenizer", corpora["train"], config, say)
+    tokenizer = _tokenizer(directory / "tokenizer", train, config, say)
     shards = directory / "shards"
     if not (shards / MANIFEST_NAME).is_file():
         say(f"preprocessing into {shards}")
         report = preprocess(
-            corpora["train"],
-            held_out={"dev": corpora["dev"]},
+            train,
+            held_out={"dev": dev},
             tokenizer=tokenizer,
             output=shards,
             config=config.preprocess,
@@ -93,8 +93,8 @@ def open_shards(path: Path, *, expected_fingerprint: str | None = None) -> tuple
     return shards, DevSet(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
 
 
-def _corpus(config: TrainConfig, specs: tuple[str, ...]) -> Corpus:
-    return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang)
+def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpus:
+    return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split)
 
 
 def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -> Tokenizer:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit import config as codec
-from mtkit.checkpoint.format import CHECKPOINTS_NAME, FINAL_MODEL_NAME
+from mtkit.checkpoint.layout import CHECKPOINTS_NAME, FINAL_MODEL_NAME
 from mtkit.errors import ConfigError, MTKitError
 from mtkit.files import read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes

@@ -5,14 +5,17 @@ number; so splitting the same sentences in another way gives the same gradient.
 """
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mtkit.data.loader import Batch
+from mtkit.data.batching import EpochPlan, Lengths
+from mtkit.data.loader import Batch, Pairs, load_batch
 from mtkit.distributed import World, all_reduce_sums
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
@@ -37,6 +40,45 @@ class UpdateBatch:
     weights: Sequence[float]
     seeds: Sequence[int]
     num_tgt_tokens: int
+
+
+class TrainingPairs(Pairs, Protocol):
+    """Pairs whose lengths are known. A `ShardSet` is one."""
+
+    @property
+    def src_lengths(self) -> Lengths:
+        """Source tokens of each pair, without EOS."""
+
+    @property
+    def tgt_lengths(self) -> Lengths:
+        """Target tokens of each pair, without EOS."""
+
+
+def update_batches(pairs: TrainingPairs, plan: EpochPlan, *, world: World, seed: int, position: int = 0) -> Iterator[UpdateBatch]:
+    """One process's share of each update of an epoch.
+
+    Args:
+        pairs: The training data.
+        plan: The epoch.
+        world: This process among all.
+        seed: Of the run.
+        position: The update to begin with, from 0.
+    """
+    while position < plan.num_updates:
+        groups = plan.update(position)
+        numbers = range(world.rank, -(-len(groups) // world.size) * world.size, world.size)
+        yield UpdateBatch(
+            micro_batches=[load_batch(pairs, groups[number if number < len(groups) else 0]) for number in numbers],
+            weights=[float(number < len(groups)) for number in numbers],
+            seeds=[_mix(seed, plan.epoch, position, number) for number in numbers],
+            num_tgt_tokens=sum(int(pairs.tgt_lengths[group].sum()) + len(group) for group in groups),
+        )
+        position += 1
+
+
+def _mix(*numbers: int) -> int:
+    """A 63-bit seed from several numbers, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 A run is a generator of records (see `progress.py`): it writes its files itself, and whoever consumes it shows the records to a person.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 import torch
 
 from mtkit import config as codec
-from mtkit.checkpoint.format import MODEL_NAME as MODEL_FILE
 from mtkit.checkpoint.format import copy_parameters, describe, parameters_by_name, read_description, read_tensors, save_model
+from mtkit.checkpoint.layout import MODEL_NAME as MODEL_FILE
 from mtkit.checkpoint.manager import CheckpointManager, StoredCheckpoint
 from mtkit.data.batching import EpochPlan, derive_budget, plan_epoch
 from mtkit.data.loader import Batch, Prefetcher, load_batch
@@ -30,7 +29,7 @@ from mtkit.training.progress import Meter, MetricsFile, Record
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
-from mtkit.training.step import UpdateBatch, Updater, UpdateResult
+from mtkit.training.step import UpdateBatch, Updater, UpdateResult, update_batches
 from mtkit.training.validate import DevSet, validate
 
 
@@ -153,7 +152,6 @@ class Trainer:
         self.state = read_state(path)
         updater.scaler.restore(self.state.scaler)
         self._saved_step = self.state.step
-        self._metrics.cut_after(self.state.step)
 
     def _save(self) -> None:
         """Write a checkpoint of the current step, unless there is one."""
@@ -219,6 +217,8 @@ class Trainer:
         if (reason := self.finished()) is not None:
             yield {"kind": "end", "step": self.state.step, "reason": reason, "resumed": True}
             return
+        if self._saved_step is not None:
+            self._metrics.cut_after(self._saved_step)
         self._elapsed_at_start = self.state.elapsed_s
         self._last_time = self._start_time = self._clock()
         plan = self._plan()
@@ -247,7 +247,7 @@ class Trainer:
 
     def _epoch(self, plan: EpochPlan) -> Iterator[Record]:
         """Updates from the current position to the end of the epoch, or until the run has to stop."""
-        with Prefetcher(self._batches(plan, self.state.position)) as batches:
+        with Prefetcher(self._batches(plan)) as batches:
             while self.state.epoch == plan.epoch:
                 asked = self._clock()
                 batch = next(batches)
@@ -368,21 +368,8 @@ class Trainer:
     def _plan(self) -> EpochPlan:
         return plan_epoch(self._shards.src_lengths, self._shards.tgt_lengths, budget=self._budget, seed=self.config.seed, epoch=self.state.epoch)
 
-    def _batches(self, plan: EpochPlan, position: int) -> Iterator[UpdateBatch]:
-        """This process's share of each update of an epoch, from a position on."""
-        world = self.place.world
-        while position < plan.num_updates:
-            groups = plan.update(position)
-            num_slots = -(-len(groups) // world.size)
-            numbers = [slot * world.size + world.rank for slot in range(num_slots)]
-            micro_batches: list[Batch] = [load_batch(self._shards, groups[number if number < len(groups) else 0]) for number in numbers]
-            yield UpdateBatch(
-                micro_batches=micro_batches,
-                weights=[1.0 if number < len(groups) else 0.0 for number in numbers],
-                seeds=[_mix(self.config.seed, plan.epoch, position, number) for number in numbers],
-                num_tgt_tokens=sum(int((self._shards.tgt_lengths[group] + 1).sum()) for group in groups),
-            )
-            position += 1
+    def _batches(self, plan: EpochPlan) -> Iterator[UpdateBatch]:
+        return update_batches(self._shards, plan, world=self.place.world, seed=self.config.seed, position=self.state.position)
 
     def _elapsed(self) -> float:
         return self._elapsed_at_start + self._clock() - self._start_time
@@ -426,9 +413,3 @@ class Trainer:
     def _record(self, record: Record) -> Record:
         self._metrics.append(record)
         return record
-
-
-def _mix(*numbers: int) -> int:
-    """A 63-bit seed from several numbers, the same on every machine."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -18,12 +18,18 @@ from recipes.quickstart.grammar import (
 )
 from recipes.quickstart.lexicon import Adverb, Slot, Verb, add_s
 
+_COMMA_FROM = 3
+"""An opening phrase of as many words is set off by a comma: yesterday he …, but in the evening, he …"""
+
 _OBJECT_PRONOUNS = {"I": "me", "you": "you", "he": "him", "she": "her", "it": "it", "we": "us", "they": "them"}
 _BE_PRESENT: dict[Agreement, str] = {"I": "am", "you": "are", "he": "is", "we": "are", "they": "are"}
 _MIDDLE: tuple[Slot, ...] = ("often", "already")
 _END: tuple[Slot, ...] = ("manner", "for", "to", "with", "place", "time")
-_SMALL = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def number(value: int) -> str:
@@ -101,7 +107,8 @@ def _third(verb: str) -> str:
     return {"have": "has", "go": "goes", "do": "does"}.get(verb, add_s(verb))
 
 
-def _be(who: Agreement, *, is_past: bool) -> str:
+def be(who: Agreement, *, is_past: bool) -> str:
+    """A form of be."""
     if is_past:
         return "was" if who in ("I", "he") else "were"
     return _BE_PRESENT[who]
@@ -109,7 +116,7 @@ def _be(who: Agreement, *, is_past: bool) -> str:
 
 def _simple(base: str, past: str, who: Agreement, *, is_past: bool) -> str:
     if base == "be":
-        return _be(who, is_past=is_past)
+        return be(who, is_past=is_past)
     if is_past:
         return past
     return _third(base) if who == "he" else base
@@ -129,7 +136,7 @@ def _auxiliary(clause: Clause, *, needs_one: bool) -> tuple[str, str]:
             case "auxiliary":
                 return modal.en_past if is_past else modal.en, text
             case "be":
-                return _be(who, is_past=is_past), f"{modal.en} {text}"
+                return be(who, is_past=is_past), f"{modal.en} {text}"
             case "verb":
                 base, past, rest = modal.en, modal.en_past, text
     elif clause.tense == "perfect":
@@ -138,7 +145,7 @@ def _auxiliary(clause: Clause, *, needs_one: bool) -> tuple[str, str]:
     elif clause.tense == "future":
         return "will", f"{base} {rest}".strip()
     if base == "be":
-        return _be(who, is_past=is_past), rest
+        return be(who, is_past=is_past), rest
     if needs_one:
         return "did" if is_past else _simple("do", "did", who, is_past=False), f"{base} {rest}".strip()
     return "", f"{_simple(base, past, who, is_past=is_past)} {rest}".strip()
@@ -153,8 +160,8 @@ def statement(clause: Clause) -> str:
     text = _join(phrase(clause.subject), _affirmed(clause), _rest(clause, without=front))
     if front is None:
         return text
-    # A single word or a bare time phrase needs no comma.
-    return f"{adverbial(front)}{'' if isinstance(front, Adverb) else ','} {text}"
+    opening = adverbial(front)
+    return f"{opening}{',' if len(opening.split(' ')) >= _COMMA_FROM else ''} {text}"
 
 
 def subordinate(clause: Clause, *, opener: str = "") -> str:
@@ -162,6 +169,11 @@ def subordinate(clause: Clause, *, opener: str = "") -> str:
     if clause.front == "object" and clause.object is not None:
         opener = _join(opener, phrase(clause.object, is_object=True))
     return _join(opener, phrase(clause.subject), _affirmed(clause), _rest(clause))
+
+
+def predicate(clause: Clause) -> str:
+    """A clause without its subject: opens the door."""
+    return _join(_affirmed(clause), _rest(clause))
 
 
 def question(clause: Clause, *, opener: str = "") -> str:

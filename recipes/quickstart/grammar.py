@@ -46,10 +46,12 @@ class NounPhrase:
 
     @property
     def key(self) -> GenderKey:
+        """Gender, or the plural."""
         return "p" if self.is_plural else self.noun.gender
 
     @property
     def is_definite(self) -> bool:
+        """Whether it says which ones."""
         return self.determiner not in _INDEFINITE
 
 

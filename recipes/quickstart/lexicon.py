@@ -77,6 +77,11 @@ class Verb:
     is_split: bool
     tags: frozenset[str]
 
+    @property
+    def lemma(self) -> str:
+        """The German infinitive with its separable prefix marked: auf|machen."""
+        return f"{self.prefix}|{self.infinitive}" if self.prefix else self.infinitive
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adjective:

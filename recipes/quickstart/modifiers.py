@@ -96,6 +96,10 @@ HABITS = (
     *_adverbs("often", _PRESENT_PAST, {"always": "immer", "often": "oft", "sometimes": "manchmal", "rarely": "selten"}),
     *_adverbs("already", _PRESENT_PAST, {"never": "nie"}),
 )
+CAUSES = (
+    *_adverbs("time", ("present", "past", "perfect", "future"), {"because of the rain": "wegen des Regens", "despite the rain": "trotz des Regens"}),
+    *_adverbs("time", ("present", "past", "perfect", "future"), {"because of the cold weather": "wegen des kalten Wetters"}),
+)
 PERFECTS = _adverbs("already", ("perfect",), {"already": "schon", "never": "nie"})
 DOUBTS = _adverbs("often", ("future", "perfect"), {"probably": "wahrscheinlich", "unfortunately": "leider"})
 RIDES = _adverbs("with", (), {"by train": "mit dem Zug", "by car": "mit dem Auto", "by bus": "mit dem Bus", "by bicycle": "mit dem Fahrrad"})

@@ -5,9 +5,9 @@ from recipes.quickstart.lexicon import Noun, Place, make_noun, rows
 _PEOPLE = """
 der Mann/Männer = man/men
 die Frau/Frauen = woman/women
-das Kind/Kinder = child/children
-der Junge*/Jungen = boy
-das Mädchen/Mädchen = girl : female
+das Kind/Kinder = child/children : young
+der Junge*/Jungen = boy : young
+das Mädchen/Mädchen = girl : female young
 der Lehrer/Lehrer = teacher
 der Student*/Studenten = student
 der Arzt/Ärzte = doctor
@@ -26,25 +26,24 @@ der Kunde*/Kunden = customer
 der Tourist*/Touristen = tourist
 der Künstler/Künstler = artist
 der Anwalt/Anwälte = lawyer
-die Dame/Damen = lady
 der Pilot*/Piloten = pilot
 """
 
 _RELATIONS = """
-der Vater/Väter = father
-die Mutter/Mütter = mother
+der Vater/Väter = father : only
+die Mutter/Mütter = mother : only
 der Bruder/Brüder = brother
 die Schwester/Schwestern = sister
 der Sohn/Söhne = son
 die Tochter/Töchter = daughter
 der Onkel/Onkel = uncle
 die Tante/Tanten = aunt
-der Großvater/Großväter = grandfather
-die Großmutter/Großmütter = grandmother
+der Großvater/Großväter = grandfather : only
+die Großmutter/Großmütter = grandmother : only
 der Freund/Freunde = friend
 der Nachbar*/Nachbarn = neighbor
 der Gast/Gäste = guest
-der Chef/Chefs = boss
+der Chef/Chefs = boss : only
 der Kollege*/Kollegen = colleague
 """
 
@@ -55,7 +54,6 @@ das Pferd/Pferde = horse
 die Kuh/Kühe = cow
 das Schwein/Schweine = pig
 die Ente/Enten = duck
-die Ziege/Ziegen = goat
 das Kaninchen/Kaninchen = rabbit : playmate
 """
 
@@ -69,7 +67,6 @@ der Affe*/Affen = monkey
 der Wolf/Wölfe = wolf/wolves
 der Fuchs/Füchse = fox
 die Schlange/Schlangen = snake
-die Schildkröte/Schildkröten = turtle
 """
 
 _FOOD = """
@@ -113,7 +110,6 @@ das Buch/Bücher = book : borrowed written
 die Zeitung/Zeitungen = newspaper
 der Brief/Briefe = letter : written sent
 der Roman/Romane = novel : written borrowed
-die Zeitschrift/Zeitschriften = magazine : borrowed
 das Gedicht/Gedichte = poem : written learned understood
 die Postkarte/Postkarten = postcard : written sent
 die Nachricht/Nachrichten = message : written sent understood
@@ -132,14 +128,12 @@ der Stiefel/Stiefel = boot : cleaned pair
 der Handschuh/Handschuhe = glove : pair
 der Pullover/Pullover = sweater : washed
 der Schal/Schals = scarf/scarves : washed
-die Krawatte/Krawatten = tie
 """
 
 _VEHICLES = """
-das Auto/Autos = car : washed pushed parked
-das Fahrrad/Fahrräder = bicycle : cleaned pushed borrowed
-das Motorrad/Motorräder = motorcycle : pushed parked washed
-der Lastwagen/Lastwagen = truck : parked washed
+das Auto/Autos = car : washed parked
+das Fahrrad/Fahrräder = bicycle : cleaned borrowed
+das Motorrad/Motorräder = motorcycle : parked washed
 das Boot/Boote = boat : built borrowed
 """
 
@@ -171,7 +165,7 @@ der Korb/Körbe = basket : container
 die Flasche/Flaschen = bottle : opened broken
 die Tasse/Tassen = cup : broken
 der Teller/Teller = plate : broken
-das Glas/Gläser = glass : broken
+die Schüssel/Schüsseln = bowl : broken container
 das Messer/Messer = knife/knives : tool
 die Gabel/Gabeln = fork : tool
 der Löffel/Löffel = spoon : tool
@@ -185,7 +179,6 @@ die Kerze/Kerzen = candle
 die Kamera/Kameras = camera : borrowed tool repaired
 das Telefon/Telefone = phone : tool repaired
 die Uhr/Uhren = clock : repaired
-der Hammer/Hämmer = hammer : borrowed tool
 """
 
 _FURNITURE = """
@@ -212,14 +205,14 @@ das Fenster/Fenster = window : opened cleaned
 """
 
 _EVENTS = """
-das Konzert/Konzerte = concert : visited
+das Konzert/Konzerte = concert : attended
 der Film/Filme = movie : watched
-die Party/Partys = party : prepared joined
+die Party/Partys = party : prepared joined attended
 die Reise/Reisen = trip : prepared joined
-die Prüfung/Prüfungen = exam : prepared joined
-das Spiel/Spiele = game : watched won joined
-die Hochzeit/Hochzeiten = wedding : prepared
-die Sitzung/Sitzungen = meeting : prepared joined
+die Prüfung/Prüfungen = exam : prepared joined attended
+das Spiel/Spiele = game : watched won joined attended
+die Hochzeit/Hochzeiten = wedding : prepared attended
+die Sitzung/Sitzungen = meeting : prepared joined attended
 """
 
 _TOPICS = """
@@ -280,7 +273,7 @@ def _places() -> tuple[Place, ...]:
 
 PLACES = _places()
 NOUNS: tuple[Noun, ...] = (
-    *_nouns(_PEOPLE, "person"),
+    *_nouns(_PEOPLE, "person", "stranger"),
     *_nouns(_RELATIONS, "person", "relation"),
     *_nouns(_PETS, "animal", "pet", "bought", "seen", "drawn"),
     *_nouns(_WILD_ANIMALS, "animal", "wild", "seen", "drawn"),
@@ -290,7 +283,7 @@ NOUNS: tuple[Noun, ...] = (
     *_nouns(_READING, "reading", "bought"),
     *_nouns(_CLOTHES, "clothes", "bought"),
     *_nouns(_VEHICLES, "vehicle", "bought", "seen", "repaired"),
-    *_nouns(_TRANSPORT, "transport", "seen"),
+    *_nouns(_TRANSPORT, "transport", "seen", "repaired"),
     *_nouns(_DEVICES, "device", "bought", "repaired"),
     *_nouns(_SMALL_THINGS, "thing", "bought"),
     *_nouns(_FURNITURE, "furniture", "bought"),

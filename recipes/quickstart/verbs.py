@@ -1,7 +1,7 @@
 """The verbs, in tables by what they take. How to read a table: `lexicon.py`.
 
-Marks among the tags: `once` (one does not do it again and again: no habitual present), `state` (not an action: no imperative, no passive, no
-modal, no perfect).
+Marks among the tags: `once` (not done again and again: no present), `sense` (happens to one: no imperative, passive or modal), `state` (lasts:
+none of these, and no perfect or future).
 """
 
 from recipes.quickstart.lexicon import Case, Modal, Verb, make_verb, rows
@@ -19,7 +19,6 @@ lächeln = smile : person
 warten = wait : person animal
 spielen = play : person animal
 springen/springt/sprang/ist gesprungen = jump : animal
-rauchen = smoke : person
 auf|stehen/steht/stand/ist gestanden = get up/got/gotten : person
 auf|wachen/ist = wake up/woke/woken : person animal
 ein|schlafen/schläft/schlief/ist geschlafen = fall asleep/fell/fallen : person animal
@@ -59,7 +58,7 @@ bestellen = order : ordered drink device furniture
 brauchen = need : bought state
 finden/findet/fand/gefunden = find/found : thing pet reading
 suchen = look for : thing pet reading relation clothes
-verlieren/verliert/verlor/verloren = lose/lost : thing once
+verlieren/verliert/verlor/verloren = lose/lost : thing once sense
 stehlen/stiehlt/stahl/gestohlen = steal/stole/stolen : vehicle thing once
 verstecken = hide/hid/hidden : thing reading
 benutzen = use : device tool
@@ -67,7 +66,6 @@ reparieren = repair : repaired
 waschen/wäscht/wusch/gewaschen = wash : washed
 putzen = clean : cleaned room
 parken = park : parked
-schieben/schiebt/schob/geschoben = push : pushed
 auf|machen = open : opened
 zu|machen = close : opened
 ab|schließen/schließt/schloss/geschlossen = lock : locked
@@ -83,7 +81,7 @@ auf|schreiben/schreibt/schrieb/geschrieben = write ~ down/wrote/written : topic
 schreiben/schreibt/schrieb/geschrieben = write/wrote/written : written
 lesen/liest/las/gelesen = read/read/read : reading
 zeichnen = draw/drew/drawn : drawn building
-fotografieren = photograph : wild building plant
+fotografieren = photograph : wild building plant transport
 essen/isst/aß/gegessen = eat/ate/eaten : food
 kochen = cook : cooked
 backen/backt/backte/gebacken = bake : baked
@@ -93,10 +91,11 @@ trinken/trinkt/trank/getrunken = drink/drank/drunk : drink
 bezahlen = pay for/paid : ordered drink clothes
 füttern = feed/fed : pet
 aus|leihen/leiht/lieh/geliehen = borrow : borrowed
-vergessen/vergisst/vergaß/vergessen = forget/forgot/forgotten : thing topic state
-verstehen/versteht/verstand/verstanden = understand/understood : topic state
+vergessen/vergisst/vergaß/vergessen = forget/forgot/forgotten : thing topic sense
+verstehen/versteht/verstand/verstanden = understand/understood : understood sense
+zurück|geben/gibt/gab/gegeben = give ~ back/gave/given : borrowed
 lernen = learn : learned
-hören = hear/heard : animal topic state
+hören = hear/heard : pet heard sense
 bauen = build/built : built once
 zerbrechen/zerbricht/zerbrach/zerbrochen = break/broke/broken : broken once
 gewinnen/gewinnt/gewann/gewonnen = win/won : won
@@ -111,16 +110,11 @@ ein|laden/lädt/lud/geladen = invite : person
 ab|holen = pick ~ up : relation package
 fragen = ask : person
 küssen = kiss : relation
-umarmen/umarmt/umarmte/umarmt = hug : relation
-begrüßen = greet : person
-sehen/sieht/sah/gesehen = see/saw/seen : seen person state
+sehen/sieht/sah/gesehen = see/saw/seen : seen person sense
 kennen/kennt/kannte/gekannt = know/knew/known : person place state
 mögen/mag/mochte/gemocht = like : food drink animal person state
 lieben = love : relation pet place state
-vermissen = miss : relation pet state
 mit|bringen/bringt/brachte/gebracht = bring ~ along/brought : food thing pet
-mit|nehmen/nimmt/nahm/genommen = take ~ along/took/taken : thing reading clothes
-pflanzen = plant : plant
 """
 
 # Tags: the objects.
@@ -128,12 +122,11 @@ _DATIVE = """
 helfen/hilft/half/geholfen = help : person
 danken = thank : person
 antworten = answer : person
-folgen/ist = follow : person animal
+folgen/ist = follow : person
 gratulieren = congratulate : person
 vertrauen = trust : person state
 zu|hören = listen to : person
 glauben = believe : person state
-verzeihen/verzeiht/verzieh/verziehen = forgive/forgave/forgiven : person
 """
 
 # German preposition, case, verb; tags: the objects.
@@ -144,9 +137,9 @@ an acc: denken/denkt/dachte/gedacht = think of/thought : person event
 mit dat: sprechen/spricht/sprach/gesprochen = talk to : person
 von dat: träumen = dream of : event place
 mit dat: spielen = play with : playmate toy
-über acc: lachen = laugh at : topic
+über acc: lachen = laugh at : told
 auf acc: sich freuen = look forward to : event state
-an acc: sich erinnern = remember : event person place state
+an acc: sich erinnern = remember : event person place topic sense
 über acc: sich beschweren = complain about : event food drink
 in acc: sich verlieben = fall in love with/fell/fallen : person once
 an dat: teil|nehmen/nimmt/nahm/genommen = take part in/took/taken : joined
@@ -160,7 +153,6 @@ schicken = send/sent : sent
 bringen/bringt/brachte/gebracht = bring/brought : food drink clothes
 leihen/leiht/lieh/geliehen = lend/lent : borrowed
 erzählen = tell/told : told
-zurück|geben/gibt/gab/gegeben = return : borrowed
 """
 
 # Followed by a clause with dass.
@@ -207,11 +199,12 @@ SAYING = _verbs(_SAYING)
 TRYING = _verbs(_TRYING)
 VERBS = (*INTRANSITIVE, *STAYING, *MOVING, *TRANSITIVE, *DATIVE, *PREPOSITIONAL, *GIVING, *SAYING, *TRYING)
 
-[BE, HAVE, COST, ASK, PUT] = _verbs("""
+[BE, HAVE, COST, ASK, KNOW, PUT] = _verbs("""
 sein/ist/war/ist gewesen = be/was/been
 haben/hat/hatte/gehabt = have/had/had : bought relation state
 kosten = cost/cost/cost : state
 fragen = ask
+wissen/weiß/wusste/gewusst = know/knew/known
 legen = put/put/put
 """)
 

@@ -1,68 +1,19 @@
-"""The searches against hand-made probability tables and brute force. Vocabulary of 4: pieces 0, 1, 2 and EOS = 3."""
+"""Beam search against hand-made probability tables and brute force, and the rules that it shares with greedy search and sampling."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from mtkit.data.tokenizer import BOS_ID, EOS_ID
+from mtkit.data.tokenizer import EOS_ID
+from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind, length_penalty
-from mtkit.decoding.search import Hypothesis, beam_search, greedy_search, sample
+from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.errors import ConfigError, MTKitError
-
-VOCAB_SIZE = 4
-Prefix = tuple[int, ...]
-Table = Callable[[Prefix], Tensor]
-"""Prefix -> log-probabilities of the next piece, shape (V,)."""
-
-
-class TableStep:
-    """A step function whose "model" is one table per sentence; it follows the prefixes through `parents_R`."""
-
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self.tables = tables
-        self.rows: list[tuple[int, Prefix]] = []
-        self.num_calls = 0
-        self.rows_seen: list[int] = []
-
-    def __call__(self, tokens_R: Tensor, parents_R: Tensor) -> Tensor:
-        if self.num_calls == 0:
-            assert tokens_R.tolist() == [BOS_ID] * len(self.tables)
-            assert parents_R.tolist() == list(range(len(self.tables)))
-            self.rows = [(sentence, ()) for sentence in range(len(self.tables))]
-        else:
-            pairs = zip(tokens_R.tolist(), parents_R.tolist(), strict=True)
-            self.rows = [(self.rows[parent][0], (*self.rows[parent][1], token)) for token, parent in pairs]
-        self.num_calls += 1
-        self.rows_seen.append(len(self.rows))
-        return torch.stack([self.tables[sentence](prefix) for sentence, prefix in self.rows])
-
-
-def random_table(seed: int, *, vocab_size: int = VOCAB_SIZE, sharpness: float = 1.5) -> Table:
-    """A model that gives every prefix its own random distribution."""
-    known: dict[Prefix, Tensor] = {}
-
-    def table(prefix: Prefix) -> Tensor:
-        if prefix not in known:
-            generator = torch.Generator().manual_seed(hash((seed, *prefix)) % 2**63)
-            known[prefix] = (sharpness * torch.randn(vocab_size, generator=generator)).log_softmax(0)
-        return known[prefix].clone()
-
-    return table
-
-
-def fixed_table(rows: dict[Prefix, Sequence[float]], *, default: Sequence[float]) -> Table:
-    """A model given as prefix -> probabilities, written out by hand."""
-
-    def table(prefix: Prefix) -> Tensor:
-        return torch.tensor(rows.get(prefix, default)).log()
-
-    return table
+from tests.decoding.tables import TWO_PATHS, VOCAB_SIZE, Prefix, Table, TableStep, assert_same, fixed_table, random_table
 
 
 def brute_force(table: Table, *, cap: int, alpha: float, kind: PenaltyKind, vocab_size: int = VOCAB_SIZE) -> list[Hypothesis]:
@@ -81,13 +32,6 @@ def brute_force(table: Table, *, cap: int, alpha: float, kind: PenaltyKind, voca
             hypothesis = Hypothesis(tokens=tokens, score=log_prob / penalty(len(path)), log_prob=log_prob, finished=length < cap)
             (finished if hypothesis.finished else unfinished).append(hypothesis)
     return sorted(finished, key=lambda h: -h.score) + sorted(unfinished, key=lambda h: -h.score)
-
-
-def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
-    assert [h.tokens for h in found] == [h.tokens for h in expected]
-    assert [h.finished for h in found] == [h.finished for h in expected]
-    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
-    assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in expected], abs=1e-5)
 
 
 # --- against brute force ----------------------------------------------------------------------------------------------------------------
@@ -111,39 +55,36 @@ def test_all_hypotheses_of_a_small_space_finished_first_then_unfinished(alpha: f
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", range(5))
-def test_stopping_early_loses_nothing(seed: int, beam_size: int) -> None:
-    """The same search with a stop that never fires before the cap, written without tensors, finds no better hypothesis."""
-    table, cap, alpha = random_table(seed, vocab_size=6), 9, 1.0
+def plain_beam_search(table: Table, *, cap: int, beam_size: int, alpha: float, vocab_size: int) -> list[Hypothesis]:
+    """The definition of the search, written without tensors and without the stop that looks ahead: the `beam_size` best hypotheses."""
     live: list[tuple[float, Prefix]] = [(0.0, ())]
-    best = -math.inf
+    finished: list[Hypothesis] = []
     for length in range(1, cap + 1):
+        divisor = ((5 + length) / 6) ** alpha
         candidates = sorted(
-            ((log_prob + float(table(prefix)[piece]), (*prefix, piece)) for log_prob, prefix in live for piece in range(6)), key=lambda c: -c[0]
+            ((log_prob + float(table(prefix)[piece]), (*prefix, piece)) for log_prob, prefix in live for piece in range(vocab_size)),
+            key=lambda candidate: -candidate[0],
         )
-        ended = [log_prob for log_prob, path in candidates[:beam_size] if path[-1] == EOS_ID]
-        best = max([best, *(log_prob / ((5 + length) / 6) ** alpha for log_prob in ended)])
-        if len(ended) == beam_size:
-            break
+        ended = [(log_prob, path) for log_prob, path in candidates[:beam_size] if path[-1] == EOS_ID]
+        finished += [Hypothesis(tokens=path[:-1], score=log_prob / divisor, log_prob=log_prob, finished=True) for log_prob, path in ended]
         live = [(log_prob, path) for log_prob, path in candidates if path[-1] != EOS_ID][:beam_size]
-    step = TableStep([table])
-    (found,) = beam_search(step, max_lengths=[cap], beam_size=beam_size, length_penalty=alpha)
-    assert found[0].score == pytest.approx(best, abs=1e-5) if best > -math.inf else not found[0].finished
+        if len(ended) == beam_size:
+            live = []
+    divisor = ((5 + cap) / 6) ** alpha
+    unfinished = [Hypothesis(tokens=path, score=log_prob / divisor, log_prob=log_prob, finished=False) for log_prob, path in live]
+    return [*sorted(finished, key=lambda h: -h.score), *unfinished][:beam_size]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_is_its_definition_and_stopping_early_loses_nothing(seed: int, beam_size: int, alpha: float) -> None:
+    table = random_table(seed, vocab_size=6)
+    (found,) = beam_search(TableStep([table]), max_lengths=[7], beam_size=beam_size, length_penalty=alpha, n_best=beam_size)
+    assert_same(found, plain_beam_search(table, cap=7, beam_size=beam_size, alpha=alpha, vocab_size=6))
 
 
 # --- scores by hand ---------------------------------------------------------------------------------------------------------------------
-
-# "0" ends at once with 0.5 * 0.8; "1 2" takes one step more with 0.4 * 0.9 * 0.9.
-TWO_PATHS = fixed_table(
-    {
-        (): [0.5, 0.4, 0.05, 0.05],
-        (0,): [0.1, 0.05, 0.05, 0.8],
-        (1,): [0.02, 0.03, 0.9, 0.05],
-        (1, 2): [0.03, 0.03, 0.04, 0.9],
-    },
-    default=[0.25, 0.25, 0.25, 0.25],
-)
 
 
 @pytest.mark.parametrize(
@@ -340,59 +281,3 @@ def test_the_result_is_the_same_for_a_tie_on_every_run() -> None:
     even = fixed_table({}, default=[0.25] * 4)
     runs = [beam_search(TableStep([even]), max_lengths=[4], beam_size=4, length_penalty=1.0, n_best=4) for _ in range(3)]
     assert runs[0] == runs[1] == runs[2]
-
-
-# --- sampling ---------------------------------------------------------------------------------------------------------------------------
-
-
-def first_tokens(probabilities: Sequence[float], *, num_samples: int = 20_000, **options: float | int) -> list[float]:
-    """Shares of the first pieces among samples of one step; EOS is the empty hypothesis."""
-    table = fixed_table({}, default=probabilities)
-    (found,) = sample(TableStep([table]), max_lengths=[1], seeds=[11], num_samples=num_samples, length_penalty=0.0, **options)  # type: ignore[arg-type]
-    counts = [0] * VOCAB_SIZE
-    for hypothesis in found:
-        counts[hypothesis.tokens[0] if hypothesis.tokens else EOS_ID] += 1
-    return [count / num_samples for count in counts]
-
-
-def test_samples_follow_the_distribution() -> None:
-    assert first_tokens([0.5, 0.3, 0.05, 0.15]) == pytest.approx([0.5, 0.3, 0.05, 0.15], abs=0.015)
-
-
-def test_temperature_shapes_the_distribution() -> None:
-    weights = [0.5**2, 0.3**2, 0.05**2, 0.15**2]
-    assert first_tokens([0.5, 0.3, 0.05, 0.15], temperature=0.5) == pytest.approx([w / sum(weights) for w in weights], abs=0.015)
-
-
-def test_top_k_and_top_p_leave_out_the_tail() -> None:
-    assert first_tokens([0.5, 0.3, 0.05, 0.15], top_k=2) == pytest.approx([0.625, 0.375, 0.0, 0.0], abs=0.015)
-    assert first_tokens([0.5, 0.3, 0.05, 0.15], top_p=0.9) == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.0, 0.15 / 0.95], abs=0.015)
-    assert first_tokens([0.5, 0.3, 0.05, 0.15], top_p=0.01, num_samples=100) == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_a_sampled_log_prob_is_the_models_own() -> None:
-    table = random_table(5)
-    (found,) = sample(TableStep([table]), max_lengths=[6], seeds=[3], num_samples=20, length_penalty=0.6, temperature=1.7, top_k=3)
-    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-    for hypothesis in found:
-        path = (*hypothesis.tokens, EOS_ID) if hypothesis.finished else hypothesis.tokens
-        assert hypothesis.log_prob == pytest.approx(sum(float(table(path[:index])[piece]) for index, piece in enumerate(path)), abs=1e-5)
-
-
-def test_samples_do_not_depend_on_the_batch() -> None:
-    tables, caps, seeds = [random_table(index) for index in range(5)], [4, 9, 1, 6, 7], [10, 20, 30, 40, 50]
-
-    def draw(chosen: Sequence[int]) -> list[list[Hypothesis]]:
-        step = TableStep([tables[index] for index in chosen])
-        return sample(step, max_lengths=[caps[i] for i in chosen], seeds=[seeds[i] for i in chosen], num_samples=3, length_penalty=1.0)
-
-    singles = [draw([index])[0] for index in range(5)]
-    assert draw(range(5)) == singles
-    assert draw([3, 1, 4, 0, 2]) == [singles[index] for index in (3, 1, 4, 0, 2)]
-    assert sample(TableStep(tables), max_lengths=caps, seeds=[s + 1 for s in seeds], num_samples=3, length_penalty=1.0) != singles
-
-
-def test_top_k_one_is_greedy() -> None:
-    tables = [random_table(index, vocab_size=6) for index in range(5)]
-    greedy = greedy_search(TableStep(tables), max_lengths=[8] * 5, length_penalty=0.6)
-    assert sample(TableStep(tables), max_lengths=[8] * 5, seeds=[1] * 5, num_samples=1, length_penalty=0.6, top_k=1) == greedy

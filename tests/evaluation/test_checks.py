@@ -41,10 +41,11 @@ def test_the_real_systems_of_wmt22_have_none_but_one() -> None:
     data = shared_data("wmt22-en-de")
     hyps = [NamedLines(name=path.name, lines=read_lines(path)) for path in sorted(data.glob("hyp.*.de"))]
     refs = [NamedLines(name=path.name, lines=read_lines(path)) for path in sorted(data.glob("ref.*.de"))]
-    findings = find_mistakes(hyps, refs, source=NamedLines(name="src", lines=read_lines(data / "src.en")))
-    finding = only(findings)
+    source = NamedLines(name="src", lines=read_lines(data / "src.en"))
+    finding = only(find_mistakes(hyps, refs, source=source))
     assert finding.message.startswith("hyp.Lan-Bridge.de: 229 of 2037 lines hold <unk>")
     assert not finding.is_certain
+    assert only(find_mistakes([source], refs[:1])).message.startswith("src: shares 6% of its words with the same lines of ref.A.de, 0% with others")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def values(scores: list[Score]) -> dict[str, float]:
 def made_up_system(seed: int, num_lines: int = 60) -> tuple[list[str], list[str]]:
     """Lines and a version of them in which words are lost and swapped."""
     rng = random.Random(seed)
-    words = "the a dog cat house tree , . runs sees old green and of to in".split()
+    words = ["the", "a", "dog", "cat", "house", "tree", ",", ".", "runs", "sees", "old", "green", "and", "of", "to", "in"]
     refs = [" ".join(rng.choices(words, k=rng.randint(3, 20))).capitalize() for _ in range(num_lines)]
     hyps = [" ".join(word if rng.random() < 0.8 else rng.choice(words) for word in ref.split() if rng.random() < 0.95) for ref in refs]
     return hyps, refs
@@ -127,7 +128,9 @@ def test_other_wrong_shapes_are_refused() -> None:
 def test_intervals_are_those_of_sacrebleu_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     hyps, refs = made_up_system(2)
     monkeypatch.setenv("SACREBLEU_SEED", "7")
-    for score, metric in zip(corpus_scores(hyps, [refs], metrics=ALL, num_bootstrap=200, seed=7), [BLEU(), CHRF(), CHRF(word_order=2), TER()], strict=True):
+    for score, metric in zip(
+        corpus_scores(hyps, [refs], metrics=ALL, num_bootstrap=200, seed=7), [BLEU(), CHRF(), CHRF(word_order=2), TER()], strict=True
+    ):
         expected = metric.corpus_score(hyps, [refs], n_bootstrap=200)
         assert score.low is not None
         assert score.high is not None
@@ -142,7 +145,7 @@ def test_p_values_are_those_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> Non
     worse = [line.replace(" the", "").replace(" of", " to") for line in better]
     alike = [*better[:-4], *worse[-4:]]
     monkeypatch.setenv("SACREBLEU_SEED", "5")
-    named = [("better", better), ("worse", worse), ("alike", alike)]
+    named: list[tuple[str, Sequence[str]]] = [("better", better), ("worse", worse), ("alike", alike)]
     _, expected = PairedTest(named, {"BLEU": BLEU(), "CHRF": CHRF(), "TER": TER()}, [refs], test_type="bs", n_samples=300)()
     table = system_scores([better, worse, alike], [refs], metrics=("bleu", "chrf", "ter"), num_bootstrap=300, seed=5)
     for column, name in enumerate(["BLEU", "chrF2", "TER"]):

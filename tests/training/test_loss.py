@@ -35,7 +35,7 @@ def test_gradcheck_against_finite_differences() -> None:
             shift[row, column] = step
             upper, _ = smoothed_cross_entropy(logits_NV.detach() + shift, target_N, label_smoothing=0.2)
             lower, _ = smoothed_cross_entropy(logits_NV.detach() - shift, target_N, label_smoothing=0.2)
-            assert float((upper - lower) / (2 * step)) == pytest.approx(float(logits_NV.grad[row, column]), abs=2e-3)
+            assert ((upper - lower) / (2 * step)).item() == pytest.approx(logits_NV.grad[row, column].item(), abs=2e-3)
 
 
 def test_half_precision_logits_are_summed_in_fp32() -> None:
@@ -50,6 +50,6 @@ def test_huge_logits_stay_finite() -> None:
     logits_NV = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
     loss, _ = smoothed_cross_entropy(logits_NV, torch.tensor([2]), label_smoothing=0.0)
     loss.backward()
-    assert float(loss) == 2e4
+    assert loss.item() == 2e4
     assert logits_NV.grad is not None
     assert torch.isfinite(logits_NV.grad).all()

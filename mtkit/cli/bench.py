@@ -1,0 +1,155 @@
+"""`mtkit bench`."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mtkit.cli import console
+from mtkit.cli.console import JsonOption
+from mtkit.errors import UsageError
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: medians of repeats in steady state, warm-up left out.")
+
+RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Measurements; the median counts.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as batch.max_tokens=4096.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.add_typer(bench_app, name="bench", epilog="Example: mtkit bench train --preset tiny --json")
+    bench_app.command("preprocess", epilog="Example: mtkit bench preprocess --src train.en --tgt train.de --tokenizer tok")(preprocess)
+    bench_app.command("train", epilog="Example: mtkit bench train --preset base --mean-length 27")(train)
+    bench_app.command("translate", epilog="Example: mtkit bench translate runs/en-de/model --src test.en --ref test.de")(translate)
+
+
+def preprocess(
+    src: Annotated[Path | None, typer.Option("--src", help="Source text; default: generated.")] = None,
+    tgt: Annotated[Path | None, typer.Option("--tgt", help="Target text.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Default: one of 8000 pieces, trained on the text.")] = None,
+    pairs: Annotated[int, typer.Option("--pairs", min=1000, help="Pairs of generated text.")] = 200_000,
+    workers: Annotated[list[int] | None, typer.Option("--workers", min=1, help="Repeatable; default: 1 and one per core.")] = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Lines per second, both sides counted, from text files to a finished shard set."""
+    import os
+
+    from mtkit.benchmark.preprocess import bench_preprocess
+    from mtkit.benchmark.synthetic import synthetic_text
+    from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+    from mtkit.files import open_output, read_lines
+
+    if (src is None) != (tgt is None):
+        raise UsageError("--src and --tgt go together")
+    with tempfile.TemporaryDirectory() as directory:
+        if src is None or tgt is None:
+            src, tgt = Path(directory) / "text.src", Path(directory) / "text.tgt"
+            with open_output(src) as src_writer, open_output(tgt) as tgt_writer:
+                for left, right in synthetic_text(pairs):
+                    src_writer.write(left)
+                    tgt_writer.write(right)
+        if tokenizer is None:
+            sample = zip(read_lines(src)[:50_000], read_lines(tgt)[:50_000], strict=False)
+            loaded = train_tokenizer(sample, TokenizerConfig(vocab_size=8000))
+        else:
+            loaded = Tokenizer.load(tokenizer)
+        counts = workers or sorted({1, len(os.sched_getaffinity(0))})
+        _report([dataclasses.asdict(speed) for speed in bench_preprocess((src, tgt), loaded, workers=counts, repeats=repeats)], as_json=as_json)
+
+
+def train(
+    preset: Annotated[str, typer.Option("--preset", help="tiny, small, base, big or deep.")] = "base",
+    shards: Annotated[Path | None, typer.Option("--shards", help="Real data that `mtkit preprocess` wrote; default: generated.")] = None,
+    mean_length: Annotated[float, typer.Option("--mean-length", min=2, help="Target tokens of a generated pair: 27 as WMT14, 15 as Multi30k.")] = 27.0,
+    updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of each repeat.")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Updates left out before the first repeat.")] = 5,
+    overrides: SetOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Target tokens per second, padding not counted, and how far they are from what matrix products alone would allow."""
+    import torch
+
+    from mtkit.benchmark.train import bench_train
+    from mtkit.cli.train import resolve_config
+    from mtkit.data.shards import ShardSet
+    from mtkit.model.device import resolve_device
+
+    config = resolve_config(preset=preset, config_file=None, overrides=overrides or [], flags={}).config
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pairs = None if shards is None else ShardSet.open(shards)
+    report = bench_train(
+        config,
+        device=resolve_device(device),
+        pairs=pairs,
+        vocab_sizes=None if pairs is None else (pairs.tokenizer.src_vocab_size, pairs.tokenizer.tgt_vocab_size),
+        mean_length=mean_length,
+        updates=updates,
+        warmup_updates=warmup,
+        repeats=repeats,
+    )
+    _report([dataclasses.asdict(report)], as_json=as_json)
+
+
+def translate(
+    model: Annotated[list[Path], typer.Argument(help="A model, checkpoint or run directory; several are an ensemble.")],
+    src: Annotated[Path, typer.Option("--src", help="Source text.")],
+    ref: Annotated[Path | None, typer.Option("--ref", help="Reference, for BLEU beside the speed.")] = None,
+    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
+    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source positions of a batch.")] = None,
+    overrides: SetOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Sentences and target tokens per second of `mtkit translate`, model loading not counted."""
+    import torch
+
+    from mtkit import config as codec
+    from mtkit.benchmark.translate import bench_translate
+    from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator, load_models
+    from mtkit.files import read_lines
+    from mtkit.model.device import resolve_device, resolve_inference_precision
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = resolve_device(device)
+    layers = [codec.Layer(name="--beam-size", data={"beam_size": beam_size})]
+    layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides or []]
+    search = codec.resolve(SearchConfig, layers).config
+    models, tokenizer = load_models(model, device=place, dtype=resolve_inference_precision("auto", place).dtype)
+    translator = Translator(models, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
+    lines = read_lines(src)
+    references = None if ref is None else read_lines(ref)
+    if references is not None and len(references) != len(lines):
+        raise UsageError(f"{src} has {len(lines)} lines, but {ref} has {len(references)}")
+    report = bench_translate(translator, tokenizer, lines, device=place, references=references, repeats=repeats)
+    _report([dataclasses.asdict(report)], as_json=as_json)
+
+
+def _report(reports: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        console.print_json(reports if len(reports) > 1 else reports[0])
+        return
+    for report in reports:
+        for key, value in report.items():
+            console.say(f"{key:<28} {_show(value)}")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"median", "lowest", "highest", "repeats"}:
+        return f"{value['median']:,.1f}   (lowest {value['lowest']:,.1f}, highest {value['highest']:,.1f}, {value['repeats']} repeats)"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items())
+    if isinstance(value, float):
+        return f"{value:.3%}" if 0 < value < 1 else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+    return str(value)

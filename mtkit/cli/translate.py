@@ -1,0 +1,174 @@
+"""`mtkit translate`."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mtkit import config as codec
+from mtkit.cli import console
+from mtkit.cli.console import QuietOption
+from mtkit.files import STDIO, LineReader, open_output
+
+if TYPE_CHECKING:
+    from mtkit.data.tokenizer import Tokenizer
+    from mtkit.decoding.translator import SearchConfig, Translation
+
+EPILOG = (
+    "Examples: mtkit translate runs/en-de < test.en > test.de  ·  echo 'A dog runs.' | mtkit translate runs/en-de --n-best 4  ·  "
+    "mtkit translate runs/a runs/b --input test.en --json"
+)
+
+MAX_WARNINGS = 10
+"""Warnings about single lines that are printed; the others are only counted."""
+
+_BEAM, _SAMPLING, _MACHINE = "Search", "Sampling", "Machine"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("translate", epilog=EPILOG)(translate)
+
+
+def translate(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model, checkpoint or run directory; several are an ensemble.")],
+    *,
+    input_path: Annotated[str, typer.Option("--input", "-i", metavar="FILE", help="Text to translate, plain or gzip; - is stdin.")] = STDIO,
+    output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go; - is stdout.")] = STDIO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: text, hypotheses, scores, pieces.")] = False,
+    quiet: QuietOption = False,
+    beam_size: Annotated[int | None, typer.Option("--beam-size", "-b", help="[default: 4] 1 is greedy search.", rich_help_panel=_BEAM)] = None,
+    length_penalty: Annotated[float | None, typer.Option("--length-penalty", help="[default: 0.6] Larger is longer.", rich_help_panel=_BEAM)] = None,
+    n_best: Annotated[int | None, typer.Option("--n-best", "-n", help="[default: 1] Translations per line.", rich_help_panel=_BEAM)] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other search setting, such as max_length_ratio=2.", rich_help_panel=_BEAM),
+    ] = None,
+    draw: Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching.", rich_help_panel=_SAMPLING)] = False,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="[default: 1] Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from the K best pieces only.", rich_help_panel=_SAMPLING)] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Draw from the best pieces of this total share.", rich_help_panel=_SAMPLING)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="[default: 1] Seed of the drawing.", rich_help_panel=_SAMPLING)] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...", rich_help_panel=_MACHINE)] = "auto",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU.", rich_help_panel=_MACHINE),
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel=_MACHINE)] = None,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch.", rich_help_panel=_MACHINE)] = 2048,
+) -> None:
+    """Translate text, one line at a time.
+
+    Writes exactly one line per input line, in order: a blank line for a blank line, and for a line that is too long the translation of its beginning
+    and a warning. With --n-best N above 1 exactly N lines per input line, each `line number TAB rank TAB score TAB translation`; score and
+    translation are empty where there are fewer than N. With --json one object per input line.
+
+    Results are written as soon as a batch is ready. The score is the log-probability divided by the length penalty ((5 + tokens) / 6) ^ 0.6.
+    """
+    flags = {
+        "--beam-size": ("beam_size", beam_size),
+        "--length-penalty": ("length_penalty", length_penalty),
+        "--n-best": ("n_best", n_best),
+        "--sample": ("method", "sample" if draw else None),
+        "--temperature": ("temperature", temperature),
+        "--top-k": ("top_k", top_k),
+        "--top-p": ("top_p", top_p),
+        "--seed": ("seed", seed),
+    }
+    search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
+    from mtkit.decoding.translator import Translator, load_models
+    from mtkit.decoding.windows import open_windows
+    from mtkit.model.device import resolve_device, resolve_inference_precision
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    place = resolve_device(device)
+    loaded, tokenizer = load_models(models, device=place, dtype=resolve_inference_precision(precision, place).dtype)
+    translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens)
+    report = _Report(quiet=quiet)
+    with open_windows(input_path, size=translator.window_lines) as windows, open_output(output_path) as output:
+        for translations in translator.translate_windows(windows):
+            for translation in translations:
+                for line in _json_line(translation, tokenizer) if as_json else _text_lines(translation, n_best=search.n_best):
+                    output.write(line)
+                report.add(translation, source=windows.reader.name)
+            output.flush()
+    report.finish(windows.reader)
+
+
+def _resolve(overrides: list[str], flags: Mapping[str, codec.Tree]) -> "SearchConfig":
+    """The search settings from `--set` and flags; a flag wins."""
+    from mtkit.decoding.translator import SearchConfig
+
+    layers = [codec.Layer(name=f"--set {text}", data=codec.parse_override(text)) for text in overrides]
+    layers += [codec.Layer(name=name, data=data) for name, data in flags.items()]
+    return codec.resolve(SearchConfig, layers).config
+
+
+def _text_lines(translation: "Translation", *, n_best: int) -> Iterator[str]:
+    """The output lines of one input line: always `n_best`."""
+    if n_best == 1:
+        yield translation.text
+        return
+    for rank in range(1, n_best + 1):
+        score, text = "", ""
+        if rank <= len(translation.hypotheses):
+            hypothesis = translation.hypotheses[rank - 1]
+            score, text = f"{hypothesis.score:.6f}", hypothesis.text.replace("\t", " ")
+        yield f"{translation.line}\t{rank}\t{score}\t{text}"
+
+
+def _json_line(translation: "Translation", tokenizer: "Tokenizer") -> Iterator[str]:
+    hypotheses: list[dict[str, Any]] = [
+        {
+            "text": hypothesis.text,
+            "score": round(hypothesis.score, 6),
+            "log_prob": round(hypothesis.log_prob, 6),
+            "tokens": tokenizer.pieces(hypothesis.tokens, "tgt"),
+            "finished": hypothesis.finished,
+        }
+        for hypothesis in translation.hypotheses
+    ]
+    value = {"line": translation.line, "text": translation.text, "source_cut": translation.is_source_cut, "hypotheses": hypotheses}
+    yield json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+class _Report:
+    """Counts what was done, and tells the person at the end; warnings about single lines are told at once, but not too many of them."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._start_s = time.monotonic()
+        self._num_lines = 0
+        self._num_tokens = 0
+        self._num_warnings = 0
+
+    def add(self, translation: "Translation", *, source: str) -> None:
+        """Take in one line."""
+        self._num_lines += 1
+        if translation.hypotheses:
+            self._num_tokens += len(translation.hypotheses[0].tokens) + translation.hypotheses[0].finished
+        if translation.warning is not None:
+            self._num_warnings += 1
+            if self._num_warnings <= MAX_WARNINGS:
+                console.warn(f"{source}:{translation.line}: {translation.warning}")
+
+    def finish(self, reader: LineReader) -> None:
+        """Print what is left to say."""
+        if self._num_warnings > MAX_WARNINGS:
+            console.warn(f"{self._num_warnings - MAX_WARNINGS} more lines had a source or a translation that was cut")
+        if reader.num_bad_utf8:
+            console.warn(f"{reader.name}: {reader.num_bad_utf8} lines hold bytes that are not UTF-8; they became U+FFFD")
+        if reader.num_cut:
+            console.warn(f"{reader.name}: {reader.num_cut} lines are too long to be read whole; they were cut")
+        seconds = max(time.monotonic() - self._start_s, 1e-9)
+        console.say(
+            f"{self._num_lines} lines, {self._num_tokens} target tokens in {seconds:.1f} s: "
+            f"{self._num_lines / seconds:.1f} lines/s, {self._num_tokens / seconds:.0f} tokens/s",
+            quiet=self._quiet,
+        )

@@ -1,0 +1,232 @@
+"""The parts of the Transformer, in the order in which "Attention Is All You Need" (Vaswani et al., 2017) builds it; section numbers are that paper's.
+
+Shapes: B sentences, T queries (target tokens, or source tokens in the encoder), S keys, R rows (hypotheses in decoding), D = d_model, H heads,
+C = D / H, E = 2·D (keys beside values), F = ffn_dim. A mask is boolean, True where a query may attend to a key, and broadcasts to BHTS.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mtkit.model.cache import DecoderCache
+from mtkit.model.config import Activation, ModelConfig
+
+MATMUL_MAX_SCORES = 256 * 256
+"""Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
+
+
+def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Zero each element with probability `rate` and scale the others by 1 / (1 - rate); x itself when not training or when `rate` is 0."""
+    return functional.dropout(x, rate) if training and rate > 0.0 else x
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Positional encodings (section 3.5): float64 [length, d_model], sines in the even and cosines in the odd columns.
+
+        PE(pos, 2i) = sin(pos / 10000^(2i / d_model))
+        PE(pos, 2i + 1) = cos(pos / 10000^(2i / d_model))
+
+    In float64, since the angles of late positions would lose their fraction in float32.
+    """
+    rates = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), rates)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+class Positions(nn.Module):
+    """Sinusoids for any position, computed when first needed.
+
+    The table is neither a parameter nor a buffer: it is not stored with the model, and data-parallel processes do not try to exchange it.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self._table = torch.empty(0, d_model)
+
+    def forward(self, length: int, *, start: int, like: Tensor) -> Tensor:
+        """Encodings [length, D] of the positions from `start`, in the dtype and on the device of `like`."""
+        end = start + length
+        if end > self._table.shape[0] or self._table.dtype != like.dtype or self._table.device != like.device:
+            with torch.inference_mode(False):  # a table made while translating must serve training too
+                self._table = sinusoids(max(256, 2 * end), self.d_model).to(like)
+        return self._table[start:end]
+
+
+def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+    """Scaled dot-product attention in several heads (sections 3.2.1 and 3.2.2): softmax(Q·Kᵀ / sqrt(C))·V in each, side by side in out_BTD.
+
+    Softmax is computed in fp32 at least. A query that may attend to nothing gets finite numbers that mean nothing.
+
+    Args:
+        q_BTD: Queries, all heads side by side.
+        k_BSD: Keys.
+        v_BSD: Values.
+        mask: Boolean, broadcasts to BHTS; None = attend to everything.
+        num_heads: H.
+        dropout_rate: Probability of dropping an attention weight.
+    """
+    q_BHTC, k_BHSC, v_BHSC = (x.view(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (q_BTD, k_BSD, v_BSD))
+    # On CPUs, backward through torch's fused attention is slow for sentences: in bf16, at 128 x 18 tokens, five to nine times as slow as this.
+    is_short = q_BHTC.shape[2] * k_BHSC.shape[2] <= MATMUL_MAX_SCORES
+    if mask is not None and q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short:
+        out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
+    else:
+        out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)
+    return out_BHTC.transpose(1, 2).flatten(2)
+
+
+def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:
+    scores_BHTS = torch.matmul(q_BHTC, k_BHSC.transpose(-2, -1))
+    # The lowest finite number instead of -inf: the weight is exactly 0 all the same, and a row without any True stays free of NaN.
+    # One pass masks, scales, and takes half precision to fp32.
+    bias_dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
+    bias = torch.zeros(mask.shape, dtype=bias_dtype, device=mask.device).masked_fill_(~mask, torch.finfo(bias_dtype).min)
+    weights_BHTS = torch.softmax(torch.add(bias, scores_BHTS, alpha=1.0 / math.sqrt(q_BHTC.shape[-1])), dim=-1).to(v_BHSC.dtype)
+    return torch.matmul(dropout(weights_BHTS, dropout_rate, training=True), v_BHSC)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself (section 3.2.3). `in_proj` makes Q, K and V at once: the rows of the three, in this order."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout_rate = config.attention_dropout
+        self.in_proj = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
+        """Attend among all positions of x_BTD as `mask` allows."""
+        q_BTD, k_BTD, v_BTD = self.in_proj(x_BTD).chunk(3, dim=-1)
+        rate = self.dropout_rate if self.training else 0.0
+        out_BTD: Tensor = self.out_proj(attend(q_BTD, k_BTD, v_BTD, mask=mask, num_heads=self.num_heads, dropout_rate=rate))
+        return out_BTD
+
+    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+        """Attend from the newest position to all positions in the cache and itself."""
+        d_model = x_RD.shape[1]
+        q_RD, kv_RE = self.in_proj(x_RD).split((d_model, 2 * d_model), dim=-1)
+        k_RTD, v_RTD = cache.append(layer, kv_RE)
+        heads_R1D = attend(q_RD.unsqueeze(1), k_RTD, v_RTD, mask=None, num_heads=self.num_heads)
+        out_RD: Tensor = self.out_proj(heads_R1D.squeeze(1))
+        return out_RD
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of the decoder to the encoder's output (section 3.2.3). `kv_proj` makes K and V at once, in this order of rows."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout_rate = config.attention_dropout
+        self.q_proj = nn.Linear(config.d_model, config.d_model)
+        self.kv_proj = nn.Linear(config.d_model, 2 * config.d_model)
+        self.out_proj = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x_BTD: Tensor, kv_BSE: Tensor, mask: Tensor) -> Tensor:
+        """Attend from x_BTD to the source, whose keys and values `kv_proj` has made."""
+        k_BSD, v_BSD = kv_BSE.chunk(2, dim=-1)
+        rate = self.dropout_rate if self.training else 0.0
+        out_BTD: Tensor = self.out_proj(attend(self.q_proj(x_BTD), k_BSD, v_BSD, mask=mask, num_heads=self.num_heads, dropout_rate=rate))
+        return out_BTD
+
+
+class FeedForward(nn.Module):
+    """The position-wise network (section 3.3): max(0, x·W1 + b1)·W2 + b2, or with another activation.
+
+    With SwiGLU (Shazeer, 2020) it is (silu(x·W + b) * (x·V + c))·W2 + b2; `in_proj` holds the rows of W and then those of V.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation: Activation = config.activation
+        self.dropout_rate = config.activation_dropout
+        self.in_proj = nn.Linear(config.d_model, config.ffn_dim * (2 if config.activation == "swiglu" else 1))
+        self.out_proj = nn.Linear(config.ffn_dim, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of x, [..., D], by itself."""
+        hidden = self.in_proj(x)
+        match self.activation:
+            case "relu":
+                hidden = functional.relu(hidden, inplace=True)
+            case "gelu":
+                hidden = functional.gelu(hidden)
+            case "swiglu":
+                gate, value = hidden.chunk(2, dim=-1)
+                hidden = functional.silu(gate) * value
+        out: Tensor = self.out_proj(dropout(hidden, self.dropout_rate, training=self.training))
+        return out
+
+
+class ResidualLayer(nn.Module):
+    """What encoder and decoder layers share: the rule that surrounds each of their sublayers (sections 3.1 and 5.4)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.dropout_rate = config.dropout
+
+    def _residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Post-norm: norm(x + dropout(sublayer(x))). Pre-norm: x + dropout(sublayer(norm(x)))."""
+        change = sublayer(norm(x) if self.pre_norm else x)
+        total: Tensor = x + dropout(change, self.dropout_rate, training=self.training)
+        return total if self.pre_norm else norm(total)
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.self_attention = SelfAttention(config)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x_BSD: Tensor, mask: Tensor) -> Tensor:
+        """The layer's output for x_BSD; `mask` says which source tokens are real."""
+        x_BSD = self._residual(x_BSD, self.self_attention_norm, lambda y_BSD: self.self_attention(y_BSD, mask))
+        return self._residual(x_BSD, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderLayer(ResidualLayer):
+    """Causal self-attention, attention to the source, then feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.self_attention = SelfAttention(config)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention = CrossAttention(config)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, x_BTD: Tensor, memory_BSD: Tensor, *, self_mask: Tensor, src_mask: Tensor) -> Tensor:
+        """The layer's output for all target positions at once.
+
+        Args:
+            x_BTD: Output of the layer below.
+            memory_BSD: Output of the encoder.
+            self_mask: Which target positions each position may attend to; broadcasts to BHTT.
+            src_mask: Which source tokens are real; broadcasts to BHTS.
+        """
+        kv_BSE = self.cross_attention.kv_proj(memory_BSD)
+        x_BTD = self._residual(x_BTD, self.self_attention_norm, lambda y_BTD: self.self_attention(y_BTD, self_mask))
+        x_BTD = self._residual(x_BTD, self.cross_attention_norm, lambda y_BTD: self.cross_attention(y_BTD, kv_BSE, src_mask))
+        return self._residual(x_BTD, self.feed_forward_norm, self.feed_forward)
+
+    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+        """The layer's output for the newest position of each row; `layer` is this layer's place in the cache."""
+
+        def attend_to_source(y_RD: Tensor) -> Tensor:
+            src_mask = cache.src_mask_BS[:, None, None, :]
+            return cache.ungroup(self.cross_attention(cache.group(y_RD), cache.cross_kv[layer], src_mask))
+
+        x_RD = self._residual(x_RD, self.self_attention_norm, lambda y_RD: self.self_attention.step(y_RD, cache, layer))
+        x_RD = self._residual(x_RD, self.cross_attention_norm, attend_to_source)
+        return self._residual(x_RD, self.feed_forward_norm, self.feed_forward)

@@ -1,0 +1,26 @@
+"""Turn German text into the form in which Multi30k scores are published: lower-cased, punctuation normalized, Moses-tokenized.
+
+    python tokenize_lc.py [INPUT [OUTPUT]]
+
+The same three steps in the same order as the data set's own `scripts/task1-tokenize.sh`, done by sacremoses. On the raw references of test2016,
+test2017 and MSCOCO the result is the distributed `.lc.norm.tok.de`, byte for byte; a test of this recipe holds that.
+"""
+
+import sys
+
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+from mtkit.files import STDIO, one_line, open_lines, open_output
+
+
+def main(source: str = STDIO, target: str = STDIO) -> None:
+    """Write one line for each line read."""
+    normalizer, tokenizer = MosesPunctNormalizer(lang="de"), MosesTokenizer(lang="de")
+    with open_lines(source) as lines, open_output(target) as output:
+        for line in lines:
+            # Like the Perl tokenizer, this also writes &amp;, &apos;, &quot; and so on; the distributed references have them.
+            output.write(one_line(tokenizer.tokenize(normalizer.normalize(line.lower()), return_str=True)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,215 @@
+"""Model directories: nothing is lost on the way to disk and back, and nothing foreign gets in."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from mtkit.checkpoint.format import (
+    MODEL_NAME,
+    check_shapes,
+    describe,
+    load_model,
+    parameters_by_name,
+    read_tensors,
+    save_model,
+)
+from mtkit.checkpoint.layout import read_tensor_header
+from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from mtkit.errors import ArtefactError, MTKitError, ResourceError
+from mtkit.files import MANIFEST_NAME
+from mtkit.model.transformer import Transformer
+
+
+@pytest.fixture
+def saved(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> Path:
+    directory = tmp_path / "model"
+    save_model(directory, tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={"step": 7}), tokenizer=tokenizer)
+    return directory
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Change a file as an attacker would: with a manifest that agrees."""
+    value = json.loads(path.read_text())
+    value.update(changes)
+    path.write_text(json.dumps(value))
+    refresh_manifest(path)
+
+
+def refresh_manifest(path: Path) -> None:
+    import hashlib
+
+    manifest_path = path.parent / MANIFEST_NAME
+    manifest = json.loads(manifest_path.read_text())
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest_path.write_text(json.dumps(manifest))
+
+
+def test_round_trip_is_exact(saved: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    loaded = load_model(saved, verify="full")
+    for name, tensor in parameters_by_name(model).items():
+        torch.testing.assert_close(parameters_by_name(loaded.model)[name], tensor, rtol=0, atol=0)
+    assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
+    assert loaded.description.provenance == {"step": 7}
+    assert loaded.model.config == model.config
+    assert not loaded.model.training
+    src_BS = torch.tensor([[5, 6, 3]])
+    mask = torch.ones_like(src_BS, dtype=torch.bool)
+    torch.testing.assert_close(loaded.model(src_BS, mask, src_BS), model.eval()(src_BS, mask, src_BS), rtol=0, atol=0)
+
+
+def test_saving_leaves_the_model_alone(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    before = {name: tensor.clone() for name, tensor in parameters_by_name(model).items()}
+    save_model(tmp_path / "m", tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)
+    assert all(torch.equal(before[name], tensor) for name, tensor in parameters_by_name(model).items())
+
+
+def test_a_tied_parameter_is_stored_once_under_a_model_name(saved: Path, model: Transformer) -> None:
+    with safe_open(saved / MODEL_NAME, "pt") as file:
+        names = set(file.keys())
+    assert names == {name for name, _ in model.named_parameters()}
+    assert sum(tensor.numel() for tensor in load_file(saved / MODEL_NAME).values()) == model.num_parameters()
+    loaded = load_model(saved).model
+    assert loaded.src_weight.data_ptr() == loaded.tgt_weight.data_ptr() == loaded.output_weight.data_ptr()
+
+
+def test_files_obey_the_umask(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    old = os.umask(0o027)
+    try:
+        save_model(tmp_path / "m", tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)
+    finally:
+        os.umask(old)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "m").rglob("*") if path.is_file()} == {0o640}
+
+
+def test_an_existing_directory_is_not_replaced_unasked(saved: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    description = describe(model, tokenizer, provenance={"step": 8})
+    with pytest.raises(MTKitError, match="exists already"):
+        save_model(saved, tensors=parameters_by_name(model), description=description, tokenizer=tokenizer)
+    save_model(saved, tensors=parameters_by_name(model), description=description, tokenizer=tokenizer, overwrite=True)
+    assert load_model(saved).description.provenance == {"step": 8}
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["model"]
+
+
+def test_a_flipped_bit_is_found(saved: Path) -> None:
+    data = bytearray((saved / MODEL_NAME).read_bytes())
+    data[len(data) // 2] ^= 4
+    (saved / MODEL_NAME).write_bytes(bytes(data))
+    with pytest.raises(ArtefactError, match=r"model\.safetensors: its sha256 differs"):
+        load_model(saved, verify="full")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
+def test_a_cut_file_is_found(saved: Path, keep: int) -> None:
+    data = (saved / MODEL_NAME).read_bytes()
+    (saved / MODEL_NAME).write_bytes(data[:keep])
+    with pytest.raises(ArtefactError, match=r"model\.safetensors: has \d+ bytes"):
+        load_model(saved)
+    refresh_manifest(saved / MODEL_NAME)
+    with pytest.raises(ArtefactError, match=r"model\.safetensors"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("name", [MODEL_NAME, "config.json", "README.md", "tokenizer/tokenizer.model"])
+def test_a_missing_file_is_found(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(ArtefactError, match="is missing"):
+        load_model(saved)
+
+
+def test_weights_of_another_shape_are_refused_by_name_before_they_are_read(saved: Path) -> None:
+    edit_json(saved / "config.json", model={**json.loads((saved / "config.json").read_text())["model"], "ffn_dim": 32})
+    with pytest.raises(ArtefactError, match=r"has the shape \[24.*\], and \[32"):
+        load_model(saved)
+
+
+def test_a_config_that_asks_for_more_than_the_file_holds_does_not_eat_memory(saved: Path) -> None:
+    model = json.loads((saved / "config.json").read_text())["model"]
+    edit_json(saved / "config.json", model={**model, "d_model": 1 << 20, "ffn_dim": 1 << 22})
+    with pytest.raises(ArtefactError, match="has the shape"):
+        load_model(saved)
+    edit_json(saved / "config.json", model={**model, "num_encoder_layers": 10**9})
+    with pytest.raises(ArtefactError, match="layers"):
+        load_model(saved)
+
+
+def test_an_unknown_config_key_is_refused(saved: Path) -> None:
+    edit_json(saved / "config.json", model={"d_modl": 16})
+    with pytest.raises(ArtefactError, match="unknown key d_modl"):
+        load_model(saved)
+
+
+def test_another_tokenizer_is_refused(saved: Path, tmp_path: Path) -> None:
+    other = train_tokenizer(((f"wort {index} ist neu", "neu ist es") for index in range(50)), TokenizerConfig(vocab_size=30, byte_fallback=False))
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (saved / "tokenizer" / name).unlink()
+    (saved / "tokenizer").rmdir()
+    (saved / "tokenizer").mkdir()
+    other.write_files(saved / "tokenizer")
+    manifest = json.loads((saved / MANIFEST_NAME).read_text())
+    manifest["files"] = {name: record for name, record in manifest["files"].items() if not name.startswith("tokenizer/")}
+    (saved / MANIFEST_NAME).write_text(json.dumps(manifest))
+    with pytest.raises(ArtefactError, match="its tokenizer has the fingerprint"):
+        load_model(saved)
+
+
+def test_a_run_directory_stands_for_its_model_or_its_newest_checkpoint(saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    saved.rename(run / "model")
+    assert load_model(run).path == run / "model"
+
+
+@pytest.mark.parametrize(("name", "message"), [("nothing", "does not exist"), (".", "holds no model")])
+def test_no_model_there(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ArtefactError, match=message) as error:
+        load_model(tmp_path / name)
+    assert "mtkit train" in (error.value.hint or "")
+
+
+def test_shapes_are_compared_by_name(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(1)}, tmp_path / "x.safetensors")
+    check_shapes(tmp_path / "x.safetensors", {"a": torch.Size((2, 3)), "b": torch.Size((1,))})
+    with pytest.raises(ArtefactError, match="has no tensor c"):
+        check_shapes(tmp_path / "x.safetensors", {"a": torch.Size((2, 3)), "b": torch.Size((1,)), "c": torch.Size((1,))})
+    with pytest.raises(ArtefactError, match="holds a tensor that the model lacks: 'b'"):
+        check_shapes(tmp_path / "x.safetensors", {"a": torch.Size((2, 3))})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 16,
+        (2).to_bytes(8, "little") + b"[]",
+        (4).to_bytes(8, "little") + b"nope",
+        (20).to_bytes(8, "little") + b'{"a":{"shape":[-1]}}',
+        (2).to_bytes(8, "little") + b'"a"',
+    ],
+)
+def test_hostile_headers(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with pytest.raises(ArtefactError, match=r"x\.safetensors"):
+        read_tensor_header(tmp_path / "x.safetensors")
+    with pytest.raises(ArtefactError, match=r"x\.safetensors"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Transformer, tokenizer: Tokenizer) -> None:
+    from safetensors import SafetensorError
+
+    import mtkit.checkpoint.format as module
+
+    def full(*_arguments: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(ResourceError, match="No space left"):
+        save_model(tmp_path / "m", tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,327 @@
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.data.tokenizer import EOS_ID
+from mtkit.decoding import translator as translator_module
+from mtkit.decoding.scoring import score_pairs, score_token_pairs
+from mtkit.decoding.search import StepFn
+from mtkit.decoding.translator import SearchConfig, Translation, Translator, load_models
+from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
+from mtkit.model.transformer import Transformer
+from tests.decoding.builders import never_ends, random_model, save, sentences, tiny_tokenizer
+
+SHORT = {"max_length_constant": 5}
+
+
+def make(search: dict[str, Any] | None = None, *, models: Sequence[Transformer] | None = None, **options: Any) -> Translator:
+    return Translator(models or [random_model(1)], tiny_tokenizer(), search=SearchConfig(**{**SHORT, **(search or {})}), **options)
+
+
+def assert_same(found: Sequence[Translation], expected: Sequence[Translation]) -> None:
+    assert [[h.text for h in t.hypotheses] for t in found] == [[h.text for h in t.hypotheses] for t in expected]
+    assert [t.text for t in found] == [t.text for t in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for key in ("score", "log_prob", "finished"):
+            assert [getattr(h, key) for h in ours.hypotheses] == pytest.approx([getattr(h, key) for h in theirs.hypotheses], abs=1e-4)
+
+
+# --- lines in, lines out ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{}, {"beam_size": 1}, {"beam_size": 5, "n_best": 5, "length_penalty": 1.0, "penalty": "power"}, {"method": "sample", "n_best": 2, "top_k": 20}],
+)
+@pytest.mark.parametrize("can_end", [True, False])
+def test_the_batch_the_window_and_the_order_change_nothing(search: dict[str, Any], can_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_end:
+        monkeypatch.setattr(tiny_tokenizer(), "forbidden_ids", lambda side: never_ends_ids)
+    lines = sentences(50, seed=3)
+    order = random.Random(1).sample(range(50), 50)
+    expected = list(make(search, batch_tokens=1, window_lines=1).translate(lines))
+    assert [translation.line for translation in expected] == list(range(1, 51))
+    assert len({translation.text for translation in expected}) > 25
+    assert any(h.finished for t in expected for h in t.hypotheses) == can_end
+    for batch_tokens, window_lines in ((100, 2000), (10_000, 2000), (100, 7)):
+        assert_same(list(make(search, batch_tokens=batch_tokens, window_lines=window_lines).translate(lines)), expected)
+    if search.get("method") != "sample":  # a sample depends on the line number
+        shuffled = list(make(search, batch_tokens=300).translate([lines[index] for index in order]))
+        assert_same(shuffled, [expected[index] for index in order])
+
+
+never_ends_ids = never_ends(tiny_tokenizer())
+
+
+def test_blank_lines_stay_blank_and_in_place() -> None:
+    lines = ["", "baki", "   ", "\t", "lo mu", "\u3000", "\u00a0\u2028", ""]
+    found = list(make().translate(lines))
+    assert [t.line for t in found] == list(range(1, 9))
+    assert [bool(t.hypotheses) for t in found] == [False, True, False, False, True, False, False, False]
+    assert [t.text for t in found if not t.hypotheses] == [""] * 6
+    assert all(t.warning is None for t in found if not t.hypotheses)
+    assert list(make().translate([])) == []
+    assert [t.text for t in make().translate(["", "\n"[:0], " "])] == ["", "", ""]
+
+
+def test_an_over_long_source_is_cut_with_a_warning() -> None:
+    tokenizer = tiny_tokenizer()
+    words = ["baki"] * 8
+    (ids,) = tokenizer.encode([" ".join(words)], "src")
+    exact, longer = make({"max_source_length": len(ids)}), make({"max_source_length": len(ids) - 1})
+    lines = ["lo mu", " ".join(words), "vo"]
+    assert [t.is_source_cut for t in exact.translate(lines)] == [False] * 3
+    found = list(longer.translate(lines))
+    assert [t.is_source_cut for t in found] == [False, True, False]
+    assert found[1].warning is not None
+    assert found[1].warning.startswith(f"the source has {len(ids)} tokens, only the first {len(ids) - 1} were translated")
+    assert found[1].hypotheses
+    assert [t.text for t in found[::2]] == [t.text for t in exact.translate(lines)][::2]
+
+
+def test_a_line_of_50_000_characters_is_one_line_out() -> None:
+    (found,) = make({"beam_size": 1, "max_source_length": 100}).translate(["xyz" * 17_000])
+    assert found.is_source_cut
+    assert len(found.hypotheses[0].tokens) <= 105
+
+
+def test_the_cap_is_that_of_the_sentence_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "forbidden_ids", lambda side: never_ends_ids)
+    lines = ["ba", "baki lo mu ner sta", "ki"]
+    lengths = [len(ids) for ids in tiny_tokenizer().encode(lines, "src")]
+    found = list(make({"max_length_ratio": 2.0, "max_length_constant": 3}).translate(lines))
+    assert [len(t.hypotheses[0].tokens) for t in found] == [2 * length + 3 for length in lengths]
+    assert not any(t.hypotheses[0].finished for t in found)
+    assert all(t.warning and "was cut at" in t.warning for t in found)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "constant", "num_src", "expected"), [(1.0, 50, 7, 57), (0.0, 2, 100, 2), (0.0, 0, 9, 1), (1.5, 0, 3, 4), (0.1, 0, 3, 1)]
+)
+def test_max_length(ratio: float, constant: int, num_src: int, expected: int) -> None:
+    assert SearchConfig(max_length_ratio=ratio, max_length_constant=constant).max_length(num_src) == expected
+
+
+def test_n_best_has_n_different_hypotheses_sorted_even_on_a_short_line_with_a_short_cap() -> None:
+    for constant in (0, 1, 5):
+        (found,) = make({"beam_size": 10, "n_best": 10, "max_length_ratio": 0.0, "max_length_constant": constant}).translate(["ba"])
+        assert len({(h.tokens, h.finished) for h in found.hypotheses}) == 10
+        ranked = sorted(found.hypotheses, key=lambda h: (not h.finished, -h.score))
+        assert list(found.hypotheses) == ranked
+        assert found.text == found.hypotheses[0].text
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_results_come_before_the_next_window_is_asked_for() -> None:
+    asked: list[int] = []
+
+    def windows() -> Iterator[list[str]]:
+        for number in range(3):
+            asked.append(number)
+            yield [f"ba{number}", "", "ki lo"]
+
+    results = make().translate_windows(windows())
+    for number in range(3):
+        lines: list[int] = []
+        while len(lines) < 3:
+            lines += [t.line for t in next(results)]
+            assert asked == list(range(number + 1))
+        assert lines == [3 * number + 1, 3 * number + 2, 3 * number + 3]
+    assert list(results) == []
+
+
+def test_results_come_after_every_batch_and_leading_blank_lines_at_once() -> None:
+    lines = ["", "", *sentences(30, seed=5), ""]
+    handed_over = list(make(batch_tokens=30).translate_windows([lines]))
+    assert [t.line for t in handed_over[0]] == [1, 2]
+    assert [t.line for translations in handed_over for t in translations] == list(range(1, 34))
+    assert len(handed_over) > 3
+
+
+# --- text -------------------------------------------------------------------------------------------------------------------------------
+
+
+def scripted(*scripts: Sequence[int]) -> Callable[..., StepFn]:
+    """Stands in for `model_step`: sentence i prefers the ids of its script one after the other, and then EOS."""
+
+    def model_step(models: object, src_BS: Tensor, src_mask_BS: Tensor) -> StepFn:
+        rows: list[tuple[int, int]] = [(sentence, 0) for sentence in range(len(src_BS))]
+
+        def step(tokens_R: Tensor, parents_R: Tensor) -> Tensor:
+            nonlocal rows
+            rows = [rows[parent] for parent in parents_R.tolist()]
+            probs_RV = torch.full((len(rows), tiny_tokenizer().tgt_vocab_size), 1e-6)
+            for row, (sentence, position) in enumerate(rows):
+                probs_RV[row, [*scripts[sentence], EOS_ID][min(position, len(scripts[sentence]))]] = 0.9
+            rows = [(sentence, position + 1) for sentence, position in rows]
+            return probs_RV.log()
+
+        return step
+
+    return model_step
+
+
+def translate_script(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[str], **search: Any) -> Translation:
+    monkeypatch.setattr(translator_module, "model_step", scripted(tiny_tokenizer().piece_ids(pieces, "tgt")))
+    (found,) = make({"max_length_constant": 20, "beam_size": 1, **search}).translate(["ba"])
+    return found
+
+
+def test_byte_pieces_become_characters_and_bad_bytes_become_u_fffd(monkeypatch: pytest.MonkeyPatch) -> None:
+    euro = ["<0xE2>", "<0x82>", "<0xAC>"]
+    assert translate_script(monkeypatch, euro).text == "€"
+    broken = translate_script(monkeypatch, euro[:2])
+    assert broken.hypotheses[0].finished
+    assert set(broken.text) == {"\ufffd"}
+    cut = translate_script(monkeypatch, euro, max_length_ratio=0.0, max_length_constant=2)
+    assert set(cut.text) == {"\ufffd"}
+
+
+@pytest.mark.parametrize("byte", ["<0x0A>", "<0x0D>"])
+def test_a_line_break_is_never_emitted(monkeypatch: pytest.MonkeyPatch, byte: str) -> None:
+    found = translate_script(monkeypatch, ["▁ba", byte, "▁ba"])
+    assert tiny_tokenizer().piece_ids([byte], "tgt")[0] not in found.hypotheses[0].tokens
+    assert "\n" not in found.text
+    assert "\r" not in found.text
+
+
+@pytest.mark.parametrize("pieces", [["<0xE2>", "<0x80>", "<0xA8>"], ["<0xC2>", "<0x85>"]])
+def test_what_others_take_for_a_line_break_becomes_a_space(monkeypatch: pytest.MonkeyPatch, pieces: list[str]) -> None:
+    found = translate_script(monkeypatch, ["<0x61>", *pieces, "<0x62>"], beam_size=2, n_best=2)
+    assert found.text == "a b"
+    assert all(h.text == h.text.replace("\u2028", " ").replace("\x85", " ") for h in found.hypotheses)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_reported_scores_are_those_of_scoring_the_pair() -> None:
+    model, tokenizer = random_model(1), tiny_tokenizer()
+    lines = sentences(30, seed=8)
+    search = {"beam_size": 4, "n_best": 4, "length_penalty": 0.6, "max_source_length": 12}
+    found = list(make(search, models=[model]).translate(lines))
+    finished = [(t.line - 1, h) for t in found for h in t.hypotheses if h.finished]
+    assert len(finished) > 20
+    sources = [tokenizer.encode([lines[index]], "src")[0][:12] for index, _ in finished]
+    scores = score_token_pairs(model, sources, [h.tokens for _, h in finished])
+    assert [h.log_prob for _, h in finished] == pytest.approx([score.log_prob for score in scores], abs=1e-4)
+    assert [h.score for _, h in finished] == pytest.approx([s.log_prob / ((5 + s.num_tokens) / 6) ** 0.6 for s in scores], abs=1e-4)
+    same_text = [(index, h) for index, h in finished if tokenizer.encode([h.text], "tgt")[0] == list(h.tokens)]
+    assert same_text
+    by_text = score_pairs(model, tokenizer, [lines[index] for index, _ in same_text], [h.text for _, h in same_text], max_source_length=12)
+    assert [h.log_prob for _, h in same_text] == pytest.approx([score.log_prob for score in by_text], abs=1e-4)
+
+
+def test_beam_one_is_greedy_and_a_wider_beam_is_not() -> None:
+    lines = sentences(20, seed=9)
+    greedy = list(make({"beam_size": 1}).translate(lines))
+    assert_same(list(make({"method": "sample", "top_k": 1}).translate(lines)), greedy)
+    assert [t.text for t in make({"beam_size": 4}).translate(lines)] != [t.text for t in greedy]
+
+
+def test_an_ensemble_of_one_model_twice_is_the_model() -> None:
+    lines = sentences(10, seed=10)
+    model = random_model(1)
+    assert_same(list(make(models=[model, model]).translate(lines)), list(make(models=[model]).translate(lines)))
+    mixed = list(make(models=[model, random_model(2)]).translate(lines))
+    assert [t.text for t in mixed] != [t.text for t in make(models=[model]).translate(lines)]
+
+
+def test_samples_depend_on_the_seed_and_the_line_number_only() -> None:
+    def draw(lines: list[str], seed: int) -> list[str]:
+        return [t.text for t in make({"method": "sample", "seed": seed}).translate(lines)]
+
+    lines = ["baki lo"] * 5
+    assert len(set(draw(lines, 1))) > 1
+    assert draw(lines, 1) == draw(lines, 1)
+    assert draw(lines, 1) != draw(lines, 2)
+    assert draw(["mu", *lines[1:]], 1)[1:] == draw(lines, 1)[1:]
+
+
+# --- models -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_translates_without_dropout_and_stays_in_training() -> None:
+    model = random_model(1).train()
+    lines = sentences(5, seed=11)
+    assert_same(list(make(models=[model]).translate(lines)), list(make().translate(lines)))
+    assert model.training
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_nan_in_the_weights_is_an_error() -> None:
+    model = random_model(1)
+    with torch.no_grad():
+        next(parameter for parameter in reversed(list(model.parameters())) if parameter.dim() == 2).fill_(float("nan"))
+    for search in ({}, {"beam_size": 1}, {"method": "sample"}):
+        with pytest.raises(MTKitError, match="the model gave NaN"):
+            list(make(search, models=[model]).translate(["ba"]))
+
+
+def test_half_precision_translates() -> None:
+    model = random_model(1).to(torch.bfloat16)
+    found = list(make(models=[model]).translate(sentences(5, seed=12)))
+    assert all(t.hypotheses for t in found)
+
+
+def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(translator_module, "beam_search", fail)
+    with pytest.raises(ResourceError, match="lines 1 to 2: a batch of 2 sentences does not fit") as raised:
+        list(make().translate(["ba", "ki"]))
+    assert raised.value.hint is not None
+    assert "--batch-tokens" in raised.value.hint
+
+
+def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> None:
+    tokenizer, other = tiny_tokenizer(), tiny_tokenizer(seed=2)
+    first = save(tmp_path / "first", random_model(1), tokenizer)
+    second = save(tmp_path / "second", random_model(2, num_layers=1), tokenizer)
+    third = save(tmp_path / "third", random_model(3, tokenizer=other), other)
+    models, loaded = load_models([first, second], dtype=torch.bfloat16)
+    assert len(models) == 2
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert {parameter.dtype for model in models for parameter in model.parameters()} == {torch.bfloat16}
+    with pytest.raises(ArtefactError, match="first and .*third have different tokenizers"):
+        load_models([first, second, third])
+
+
+# --- config -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"beam_size": 0}, "beam_size must be at least 1, but is 0"),
+        ({"n_best": 0}, "n_best must be at least 1, but is 0"),
+        ({"n_best": 5}, "n_best must be at most beam_size, but is 5 with beam_size 4"),
+        ({"length_penalty": -0.1}, "length_penalty must be at least 0, but is -0.1"),
+        ({"length_penalty": float("nan")}, "length_penalty must be at least 0, but is nan"),
+        ({"max_length_ratio": float("inf")}, "max_length_ratio must be at least 0, but is inf"),
+        ({"max_length_constant": -1}, "max_length_constant must be at least 0, but is -1"),
+        ({"max_source_length": 0}, "max_source_length must be at least 1, but is 0"),
+        ({"seed": -1}, "seed must be at least 0, but is -1"),
+        ({"method": "sample", "temperature": 0.0}, "temperature must be above 0, but is 0.0"),
+        ({"method": "sample", "top_k": 0}, "top_k must be at least 1 or none, but is 0"),
+        ({"method": "sample", "top_p": 1.1}, "top_p must be above 0 and at most 1, or none, but is 1.1"),
+        ({"temperature": 0.5}, "temperature is for method sample, but method is beam"),
+        ({"top_k": 5}, "top_k is for method sample, but method is beam"),
+        ({"top_p": 0.5}, "top_p is for method sample, but method is beam"),
+    ],
+)
+def test_a_bad_setting_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        SearchConfig(**values)
+
+
+def test_sampling_may_ask_for_more_than_the_beam() -> None:
+    assert SearchConfig(method="sample", n_best=50).n_best == 50

@@ -1,0 +1,147 @@
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtkit.config import read_toml
+from tests.helpers import REPOSITORY, shared_data
+
+RECIPE = REPOSITORY / "recipes" / "multi30k"
+TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+
+RunMake = Callable[..., subprocess.CompletedProcess[str]]
+ToyPairs = Callable[[int, int], list[tuple[str, str]]]
+
+
+def tokenize(text: bytes) -> bytes:
+    command = [sys.executable, str(RECIPE / "tokenize_lc.py")]
+    return subprocess.run(command, input=text, check=True, capture_output=True, timeout=60).stdout
+
+
+def write_toy_data(directory: Path, toy_pairs: ToyPairs) -> None:
+    directory.mkdir()
+    for seed, (name, count) in enumerate({"train": 400, "val": 20, **dict.fromkeys(TESTS, 12)}.items()):
+        pairs = toy_pairs(count, seed)
+        for side, language in enumerate(("en", "de")):
+            (directory / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+        if name in TESTS:
+            (directory / f"{name}.lc.norm.tok.de").write_bytes(tokenize((directory / f"{name}.de").read_bytes()))
+
+
+# --- the Moses form -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_moses_form_of_the_raw_references_is_the_distributed_one(name: str) -> None:
+    data = shared_data("multi30k")
+    assert tokenize((data / f"{name}.de").read_bytes()) == (data / f"{name}.lc.norm.tok.de").read_bytes()
+
+
+def test_moses_form_splits_normalizes_and_lowers() -> None:
+    text = "Ein Boston Terrier läuft über saftig-grünes Gras.\nEr sagt: „Der Hund & ich“\n"
+    expected = "ein boston terrier läuft über saftig-grünes gras .\ner sagt : &quot; der hund &amp; ich &quot;\n"
+    assert tokenize(text.encode()).decode() == expected
+
+
+def test_moses_form_has_one_line_per_line() -> None:
+    lines = ["a\u2028b", "", " ", "c\u0085d\x0be\x0cf\x1cg", "\ufeffh", "\xa0", "ende"]
+    result = tokenize("\n".join(lines).encode()).decode()
+    assert result.count("\n") == len(lines)
+    assert len(result.splitlines()) == len(lines)
+    assert tokenize(b"caf\xe9\nx") == "caf \ufffd\nx\n".encode()
+
+
+# --- the Makefile ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_dry_run_shows_the_steps_in_order(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs) -> None:
+    write_toy_data(tmp_path / "data", toy_pairs)
+    shown = run_make("multi30k", "-n", "results", DATA=tmp_path / "data", OUT=tmp_path / "out", SEED="7").stdout
+    steps = re.findall(r"mtkit (tokenizer train|preprocess|train|average|translate|score)\b", shown)
+    assert list(dict.fromkeys(steps)) == ["tokenizer train", "preprocess", "train", "average", "translate", "score"]
+    assert steps.count("translate") == 3
+    assert steps.count("score") == 6
+    assert f"--seed 7  --output {tmp_path}/out/seed-7" in shown
+    assert "--last 10" in shown
+    assert shown.count("--beam-size 5 ") == 3
+    assert "fetch.py" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_steps_whose_product_exists_are_skipped(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs) -> None:
+    write_toy_data(tmp_path / "data", toy_pairs)
+    out = tmp_path / "out"
+    for artefact in ("tokenizer", "shards", "seed-1/model"):
+        (out / artefact).mkdir(parents=True)
+        (out / artefact / "MANIFEST.json").touch()
+    shown = run_make("multi30k", "-n", "results", DATA=tmp_path / "data", OUT=out).stdout
+    assert re.findall(r"mtkit (\w+)", shown)[:2] == ["average", "translate"]
+    shown = run_make("multi30k", "-n", "results", DATA=tmp_path / "data", OUT=out, SEED="2").stdout
+    assert re.findall(r"mtkit (\w+)", shown)[:2] == ["train", "average"]
+
+
+def test_without_a_directory_the_files_are_downloaded(run_make: RunMake, tmp_path: Path) -> None:
+    shown = run_make("multi30k", "-n", "data", OUT=tmp_path / "out").stdout
+    fetched = re.findall(r"fetch\.py --sums \S+ https://\S+/task1/(\S+) (\S+)", shown)
+    assert len(fetched) == 13
+    assert dict(fetched)["raw/train.en.gz"] == f"{tmp_path}/out/data/train.en"
+    assert dict(fetched)["tok/test_2016_flickr.lc.norm.tok.de"] == f"{tmp_path}/out/data/test_2016_flickr.lc.norm.tok.de"
+    listed = {line.split("  ")[1] for line in (RECIPE / "SHA256SUMS").read_text(encoding="utf-8").strip().split("\n")}
+    assert {Path(path).name for _, path in fetched} == listed
+
+
+def test_a_missing_file_of_a_given_directory_is_named(run_make: RunMake, tmp_path: Path) -> None:
+    done = run_make("multi30k", "-n", "results", check=False, DATA=tmp_path / "nothing", OUT=tmp_path / "out")
+    assert done.returncode != 0
+    assert f"{tmp_path}/nothing/train.en" in done.stderr
+
+
+def test_sums_are_those_of_the_data() -> None:
+    data = shared_data("multi30k")
+    for line in (RECIPE / "SHA256SUMS").read_text(encoding="utf-8").strip().split("\n"):
+        digest, name = line.split("  ")
+        assert hashlib.sha256((data / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_config_serves_all_commands() -> None:
+    # `mtkit tokenizer train` and `mtkit preprocess` read their table of the same file.
+    assert {"tokenizer", "preprocess"} <= set(read_toml(RECIPE / "config.toml"))
+
+
+# --- the table ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_table_of_results(tmp_path: Path) -> None:
+    for number, name in enumerate(TESTS):
+        for kind, score in (("cased", 30.0 + number), ("lctok", 40.0 + number)):
+            chrf = {"metric": "chrf", "score": 99.0}
+            entry = {"metric": "bleu", "score": score, "low": score - 1, "high": score + 1.5, "signature": f"{kind}-signature"}
+            document = {"systems": [{"name": "x", "scores": [chrf, entry]}]}
+            (tmp_path / f"{name}.{kind}.json").write_text(json.dumps(document), encoding="utf-8")
+    command = [sys.executable, str(RECIPE / "results.py"), str(tmp_path), *TESTS]
+    rows = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")
+    assert re.split(r"  +", rows[1]) == ["test_2016_flickr", "30.00 [29.00, 31.50]", "40.00 [39.00, 41.50]", "41.02"]
+    assert re.split(r"  +", rows[3])[0] == "test_2017_mscoco"
+    assert any("cased sacreBLEU" in row and "cased-signature" in row for row in rows)
+    assert any("lower-cased tokenized BLEU" in row and "lctok-signature" in row for row in rows)
+
+
+@pytest.mark.slow
+def test_the_whole_recipe_runs_and_then_has_nothing_to_do(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs, toy_config: Path) -> None:
+    write_toy_data(tmp_path / "data", toy_pairs)
+    out = tmp_path / "out"
+    settings = {"DATA": tmp_path / "data", "OUT": out, "CONFIG": toy_config, "AVERAGE": "2"}
+    table = run_make("multi30k", "results", **settings).stdout
+    for name in TESTS:
+        assert len((out / "seed-1" / f"{name}.de").read_bytes().split(b"\n")) == 13
+        assert re.search(rf"^{name} +\d+\.\d\d \[[\d., ]+\] +\d+\.\d\d \[[\d., ]+\] +\d+\.\d\d$", table, re.MULTILINE)
+    assert "case:mixed|eff:no|tok:13a" in table
+    assert "case:mixed|eff:no|tok:none" in table
+    again = run_make("multi30k", "results", **settings)
+    assert "mtkit" not in again.stdout
+    assert "target tokens" not in again.stderr
