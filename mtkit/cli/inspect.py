@@ -1,6 +1,5 @@
 """`mtkit inspect`: what a directory of mtkit is."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,23 +29,23 @@ def inspect(
     from mtkit.training.inspection import inspect_directory
 
     found = inspect_directory(path, verify=verify)
-    document = found.to_json()
     if as_json:
-        console.print_json(document)
+        console.print_json(found.to_json())
     else:
-        facts = document.pop("facts")
         with files.open_output(files.STDIO) as output:
-            for name, value in itertools.chain(_flat(facts), _flat(document)):
+            for name, value in _flat(found.to_json()):
                 output.write(console.escape_control(files.one_line(f"{name}: {value}")))
     if found.damage:
         raise ArtefactError("\n".join(found.damage), hint="The other parts are whole." if found.facts.get("checkpoints") else None)
 
 
 def _flat(value: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of a nested object with dotted names; what is empty is left out."""
+    """The leaves of a nested object with dotted names; the facts without a prefix, and nothing of what is empty."""
     for key, item in value.items():
         name = f"{prefix}{key}"
-        if isinstance(item, dict) and item:
+        if name == "facts":
+            yield from _flat(item)
+        elif isinstance(item, dict) and item:
             yield from _flat(item, prefix=f"{name}.")
         elif isinstance(item, list) and item and all(isinstance(part, dict) for part in item):
             for index, part in enumerate(item):

@@ -61,8 +61,8 @@ class TokenizerConfig:
 
     `nfkc` composes accents and folds compatibility characters (full-width forms, ligatures, no-break spaces; but also … to three dots and ² to 2)
     and leaves zero-width joiners and non-joiners alone, which Persian and the Indic scripts need. `nmt_nfkc` also turns tabs into spaces, removes
-    control characters, and makes a space of the zero-width non-joiner. Both squeeze runs of spaces and strip the ends. `identity` changes nothing, spaces included: every
-    text without U+2581 comes back as it was.
+    control characters, and makes a space of the zero-width non-joiner. Both squeeze runs of spaces and strip the ends. `identity` changes nothing,
+    spaces included: every text comes back as it was, but for U+2581, sentencepiece's own mark for a space, and blank lines, which come back empty.
     """
     user_defined_symbols: tuple[str, ...] = ()
     """Strings that are one piece wherever they occur in text, for example placeholders; no white space."""

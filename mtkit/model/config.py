@@ -54,7 +54,7 @@ class ModelConfig:
     """Probability in [0, 1) of dropping an element inside the feed-forward blocks, in training. 0 = off."""
 
     tie_embeddings: TieEmbeddings = "three-way"
-    """Which matrices are one: `none`; `decoder`: target embedding and output projection; `three-way`: source embedding too (needs a joint tokenizer)."""
+    """Which matrices are one: `none`; `decoder`: target embedding and output projection; `three-way`: all three (needs a joint tokenizer)."""
 
     def __post_init__(self) -> None:
         for name in ("d_model", "ffn_dim", "num_heads", "num_encoder_layers", "num_decoder_layers"):

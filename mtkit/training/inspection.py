@@ -143,7 +143,6 @@ def _model_facts(path: Path) -> dict[str, Any]:
         "num_parameters": sum(math.prod(entry["shape"]) for entry in header.values()),
         "num_tensors": len(header),
         "dtypes": sorted({str(entry.get("dtype")) for entry in header.values()}),
-        "model": description.get("model"),
         "src_vocab_size": description.get("src_vocab_size"),
         "tgt_vocab_size": description.get("tgt_vocab_size"),
         "tokenizer": tokenizer.fingerprint,

@@ -10,7 +10,7 @@ import sys
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from mtkit.files import STDIO, one_line, open_lines, open_output
+from mtkit.files import STDIO, open_lines, open_output
 
 
 def main(source: str = STDIO, target: str = STDIO) -> None:
@@ -19,7 +19,7 @@ def main(source: str = STDIO, target: str = STDIO) -> None:
     with open_lines(source) as lines, open_output(target) as output:
         for line in lines:
             # Like the Perl tokenizer, this also writes &amp;, &apos;, &quot; and so on; the distributed references have them.
-            output.write(one_line(tokenizer.tokenize(normalizer.normalize(line.lower()), return_str=True)))
+            output.write(tokenizer.tokenize(normalizer.normalize(line.lower()), return_str=True))
 
 
 if __name__ == "__main__":

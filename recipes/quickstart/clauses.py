@@ -241,8 +241,8 @@ class Clauses:
             more.append(self.place())
         elif not is_busy and verb.lemma in _GOES_WITH_FRIENDS and chance(0.4):
             more.append(self.companion(clause.subject))
-        elif not is_busy and verb.infinitive in MANNERS and (clause.object is None or not german.is_indefinite(clause.object)) and chance(0.4):
-            more.append(self.rng.choice(MANNERS[verb.infinitive]))
+        elif not is_busy and verb.lemma in MANNERS and not verb.preposition and not german.is_indefinite(clause.object) and chance(0.4):
+            more.append(self.rng.choice(MANNERS[verb.lemma]))
         elif not is_busy and verb.lemma in _DONE_FOR_OTHERS and not clause.is_negated and german.is_indefinite(clause.object) and chance(0.4):
             other = self.phrases.person_as_object(frozenset({"relation"}), clause.subject, is_definite=True)
             more.append(Prepositional(en="for", de="für", case="acc", phrase=other, slot="for"))
@@ -276,7 +276,7 @@ class Clauses:
             if tense == "past":
                 return Adverb(en=f"{english.number(number)} {en_unit} ago", de=f"vor {german.number(number)} {de_unit}", slot="time")
             return Adverb(en=f"in {english.number(number)} {en_unit}", de=f"in {german.number(number)} {de_unit}", slot="time")
-        choices: list[Adverb] = [time for time in (*TIMES, *CAUSES) if tense in time.tenses]
+        choices: list[Adverb] = [time for time in (TIMES if "sense" in clause.verb.tags else (*TIMES, *CAUSES)) if tense in time.tenses]
         if clause.is_negated:
             return rng.choice(choices or list(CAUSES))
         if not {"once", "sense"} & clause.verb.tags and clause.modal is None:

@@ -12,6 +12,9 @@ from recipes.quickstart.lexicon import Adjective, Adverb, Case, Gender, Modal, N
 Agreement = Literal["I", "you", "he", "we", "they"]
 """Person and number of a finite verb; `he` is the third person singular, `they` the third person plural."""
 
+PersonalPronoun = Literal["I", "you", "he", "she", "it", "we", "they"]
+"""A personal pronoun by its English subject form."""
+
 GenderKey = Literal["m", "f", "n", "p"]
 """Gender in the singular; `p` is the plural, which has none in German."""
 
@@ -75,7 +78,7 @@ class Pair:
 class Pronoun:
     """A personal pronoun by its English subject form; `it` takes its German gender from the noun that it stands for."""
 
-    en: Literal["I", "you", "he", "she", "it", "we", "they"]
+    en: PersonalPronoun
     gender: Gender = "n"
 
 

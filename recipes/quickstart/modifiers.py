@@ -18,8 +18,8 @@ schön/schöner = beautiful/more beautiful : clothes vehicle furniture building 
 hässlich/hässlicher = ugly/uglier : clothes vehicle furniture building thing bad
 schwer/schwerer = heavy/heavier : furniture thing device bad
 leicht/leichter = light/lighter : thing clothes vehicle device good
-lang/länger = long/longer : reading event topic clothes bad
-kurz/kürzer = short/shorter : reading event topic clothes
+lang/länger = long/longer : reading event topic lengthy bad
+kurz/kürzer = short/shorter : reading event topic lengthy
 warm/wärmer = warm/warmer : clothes good
 bequem/bequemer = comfortable/more comfortable : clothes furniture good
 sauber = clean : clothes thing place furniture good
@@ -103,18 +103,26 @@ CAUSES = (
 PERFECTS = _adverbs("already", ("perfect",), {"already": "schon", "never": "nie"})
 DOUBTS = _adverbs("often", ("future", "perfect"), {"probably": "wahrscheinlich", "unfortunately": "leider"})
 RIDES = _adverbs("with", (), {"by train": "mit dem Zug", "by car": "mit dem Auto", "by bus": "mit dem Bus", "by bicycle": "mit dem Fahrrad"})
+_HOW = {"well": "gut", "badly": "schlecht", "slowly": "langsam", "quickly": "schnell"}
+_HOW |= {"loudly": "laut", "quietly": "leise", "carefully": "vorsichtig"}
 MANNERS = {
-    "schlafen": _adverbs("manner", (), {"well": "gut", "badly": "schlecht"}),
-    "arbeiten": _adverbs("manner", (), {"slowly": "langsam", "quickly": "schnell", "well": "gut"}),
-    "lachen": _adverbs("manner", (), {"loudly": "laut"}),
-    "singen": _adverbs("manner", (), {"loudly": "laut", "badly": "schlecht", "well": "gut", "quietly": "leise"}),
-    "tanzen": _adverbs("manner", (), {"well": "gut", "badly": "schlecht"}),
-    "schwimmen": _adverbs("manner", (), {"slowly": "langsam", "quickly": "schnell"}),
-    "machen": _adverbs("manner", (), {"carefully": "vorsichtig", "slowly": "langsam", "quietly": "leise"}),
-    "waschen": _adverbs("manner", (), {"carefully": "vorsichtig"}),
-    "putzen": _adverbs("manner", (), {"carefully": "vorsichtig", "quickly": "schnell"}),
-    "reparieren": _adverbs("manner", (), {"carefully": "vorsichtig", "quickly": "schnell"}),
-    "fahren": _adverbs("manner", (), {"slowly": "langsam", "quickly": "schnell"}),
+    lemma: _adverbs("manner", (), {word: _HOW[word] for word in words})
+    for lemma, words in {
+        "schlafen": ("well", "badly"),
+        "arbeiten": ("slowly", "quickly", "well"),
+        "lachen": ("loudly", "quietly"),
+        "singen": ("loudly", "quietly", "badly"),
+        "tanzen": ("well", "badly"),
+        "schwimmen": ("slowly", "quickly"),
+        "auf|machen": ("carefully", "slowly", "quietly"),
+        "zu|machen": ("carefully", "slowly", "quietly"),
+        "ab|schließen": ("carefully", "quickly"),
+        "aus|packen": ("carefully", "slowly", "quickly"),
+        "waschen": ("carefully", "quickly"),
+        "putzen": ("carefully", "quickly"),
+        "reparieren": ("carefully", "slowly", "quickly", "well"),
+        "lesen": ("slowly", "quickly", "carefully"),
+    }.items()
 }
 """Adverbs of manner, by the German verb that they go with."""
 

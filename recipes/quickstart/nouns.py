@@ -118,16 +118,16 @@ der Bericht/Berichte = report : written understood
 
 _CLOTHES = """
 das Hemd/Hemden = shirt : washed
-der Mantel/Mäntel = coat : hung
+der Mantel/Mäntel = coat : lengthy hung
 der Hut/Hüte = hat
-das Kleid/Kleider = dress : hung washed
-der Rock/Röcke = skirt : washed
+das Kleid/Kleider = dress : lengthy hung washed
+der Rock/Röcke = skirt : lengthy washed
 die Jacke/Jacken = jacket : hung washed
 der Schuh/Schuhe = shoe : cleaned pair
 der Stiefel/Stiefel = boot : cleaned pair
 der Handschuh/Handschuhe = glove : pair
 der Pullover/Pullover = sweater : washed
-der Schal/Schals = scarf/scarves : washed
+der Schal/Schals = scarf/scarves : lengthy washed
 """
 
 _VEHICLES = """

@@ -3,9 +3,9 @@
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from recipes.quickstart.grammar import POSSESSIVES, Determiner, Name, NounPhrase, Pair, Phrase, Pronoun
+from recipes.quickstart.grammar import POSSESSIVES, Determiner, Name, NounPhrase, Pair, PersonalPronoun, Phrase, Pronoun
 from recipes.quickstart.lexicon import Adjective, Gender, Noun, Verb
 from recipes.quickstart.modifiers import ADJECTIVES
 from recipes.quickstart.nouns import NAMES, NOUNS
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Word = TypeVar("Word", bound=Noun | Verb | Adjective)
 
 _NUM_CANDIDATES = 3
-_PERSONS: dict[Literal["I", "you", "he", "she", "we", "they"], float] = {"I": 3, "you": 3, "he": 2, "she": 2, "we": 1.5, "they": 1.5}
+_PERSONS: dict[PersonalPronoun, float] = {"I": 3, "you": 3, "he": 2, "she": 2, "we": 1.5, "they": 1.5}
 _FIRST_PERSONS = ("I", "we")
 _GENDERS: dict[str, Gender] = {"m": "m", "f": "f"}
 

@@ -11,7 +11,7 @@ import sys
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from mtkit.files import STDIO, one_line, open_lines, open_output
+from mtkit.files import STDIO, open_lines, open_output
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 
@@ -22,7 +22,7 @@ def main(source: str = STDIO, target: str = STDIO) -> None:
     with open_lines(source) as lines, open_output(target) as output:
         for line in lines:
             tokens = tokenizer.tokenize(normalizer.replace_unicode_punct(line), return_str=True, escape=False)
-            output.write(one_line(_HYPHEN.sub(r"\1 ##AT##-##AT## \2", tokens)))
+            output.write(_HYPHEN.sub(r"\1 ##AT##-##AT## \2", tokens))
 
 
 if __name__ == "__main__":

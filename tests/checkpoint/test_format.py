@@ -11,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mtkit.checkpoint.format import (
-    MODEL_NAME,
     check_shapes,
     describe,
     load_model,
@@ -19,7 +18,7 @@ from mtkit.checkpoint.format import (
     read_tensors,
     save_model,
 )
-from mtkit.checkpoint.layout import read_tensor_header
+from mtkit.checkpoint.layout import MODEL_NAME, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.errors import ArtefactError, MTKitError, ResourceError
 from mtkit.files import MANIFEST_NAME

@@ -1,19 +1,28 @@
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
+from mtkit.checkpoint.format import describe, load_model, parameters_by_name, save_model
 from mtkit.cli import score
 from mtkit.cli.app import app as mtkit_app
 from mtkit.cli.app import global_options
+from mtkit.data.loader import collate
+from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
+from mtkit.decoding.scoring import score_pairs
+from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.errors import MTKitError
 from mtkit.evaluation import testsets
 from mtkit.evaluation.checks import NamedLines
 from mtkit.evaluation.metrics import corpus_scores, sentence_scores, system_scores
+from mtkit.model.config import ModelConfig
+from mtkit.model.transformer import Transformer
 
 Run = Callable[..., Any]
 
@@ -181,6 +190,70 @@ def test_a_test_set_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(testsets, "load_test_set", fail)
     result = run("-t", "wmt14", "-l", "en-de", put("hyp", HYPS), exit_code=1)
     assert result.stderr == "error: the test set wmt14 en-de cannot be loaded: no network\nCheck the network.\n"
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learnt a little of copying words."""
+    torch.manual_seed(1)
+    lines = [f"{first} und {second}" for first in NAMES for second in NAMES] + NAMES
+    tokenizer = train_tokenizer([(line, line) for line in lines], TokenizerConfig(vocab_size=27, byte_fallback=False))
+    config = ModelConfig(d_model=32, ffn_dim=64, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
+    model = Transformer(config, src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size)
+    ids = tokenizer.encode(lines, "src")
+    batch = collate(ids, ids)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(40):
+        logits_BTV = model(batch.src_BS, batch.src_mask_BS, batch.tgt_in_BT, batch.tgt_mask_BT)
+        loss = torch.nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.tgt_out_BT, ignore_index=0)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    path = tmp_path_factory.mktemp("score") / "model"
+    save_model(path, tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)
+    return path
+
+
+def test_a_model_scores_its_own_translations_as_it_did_when_translating(run: Run, model_path: Path) -> None:
+    sources = [*NAMES, "Anna und Bernd", "Emil und Clara Anna", "und"]
+    loaded = load_model(model_path)
+    translations = list(Translator([loaded.model], loaded.tokenizer, search=SearchConfig(beam_size=3)).translate(sources))
+    result = run("--model", str(model_path), "--src", put("src", sources), "--tgt", put("tgt", [item.text for item in translations]))
+    rows = [line.split("\t") for line in result.stdout.removesuffix("\n").split("\n")]
+    assert len(rows) == len(sources)
+    num_compared = 0
+    for translation, (log_prob, num_tokens) in zip(translations, rows, strict=True):
+        best = translation.hypotheses[0]
+        # Text that the decoder spelled in another way than the tokenizer would is another token sequence.
+        if best.finished and loaded.tokenizer.encode([best.text], "tgt") == [list(best.tokens)]:
+            assert float(log_prob) == pytest.approx(best.log_prob, abs=1e-4)
+            assert int(num_tokens) == len(best.tokens) + 1
+            num_compared += 1
+    assert num_compared >= 4
+    assert f"{len(sources)} pairs, " in result.stderr
+
+
+def test_model_scores_as_json(run: Run, model_path: Path) -> None:
+    sources, targets = ["Anna und Bernd", "Clara", ""], ["Anna und Bernd", "", "Clara"]
+    result = run("--model", str(model_path), "-s", put("src", sources), "--tgt", "-", "--json", input="".join(f"{line}\n" for line in targets))
+    document = json.loads(result.stdout)
+    loaded = load_model(model_path)
+    expected = score_pairs(loaded.model, loaded.tokenizer, sources, targets)
+    assert [(pair["log_prob"], pair["num_tokens"]) for pair in document["pairs"]] == [
+        (pytest.approx(item.log_prob, abs=1e-5), item.num_tokens) for item in expected
+    ]
+    assert document["pairs"][1]["num_tokens"] == 1  # the end of sentence alone
+    assert document["log_prob"] == pytest.approx(sum(item.log_prob for item in expected), abs=1e-4)
+    assert document["perplexity"] == pytest.approx(math.exp(-document["log_prob"] / document["num_tokens"]))
+    assert Path(document["model"]) == model_path
+
+
+def test_model_scores_need_pairs_and_a_model(run: Run, model_path: Path) -> None:
+    put("src", ["a", "b"]), put("tgt", ["a"])
+    assert "tgt has 1 lines, src has 2" in run("--model", str(model_path), "--src", "src", "--tgt", "tgt", exit_code=3).stderr
+    assert "none: does not exist" in run("--model", "none", "--src", "src", "--tgt", "src", exit_code=4).stderr
+    assert "one text only" in run("--model", str(model_path), "--src", "-", "--tgt", "-", exit_code=2).stderr
+    assert "device must be" in run("--model", str(model_path), "--src", "src", "--tgt", "src", "--device", "tpu", exit_code=2).stderr
 
 
 @pytest.mark.parametrize(

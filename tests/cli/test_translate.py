@@ -42,7 +42,8 @@ def run(model_dir: Path) -> Run:
 
 
 def start(model_dir: Path, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """The command in a process of its own, in the least capable locale."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, *arguments]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
 
@@ -138,14 +139,14 @@ def test_tabs_in_a_translation_do_not_make_columns() -> None:
 
 
 def test_json_has_scores_that_scoring_the_tokens_gives(run: Run) -> None:
-    lines = ["baki lo mu", "", "ner sta"]
+    lines = ["", *sentences(12, seed=3)]
     objects = [json.loads(line) for line in text_lines(run("--json", "--n-best", "4", data="\n".join(lines).encode()))]
-    assert [item["line"] for item in objects] == [1, 2, 3]
-    assert objects[1] == {"line": 2, "text": "", "source_cut": False, "hypotheses": []}
+    assert [item["line"] for item in objects] == list(range(1, 14))
+    assert objects[0] == {"line": 1, "text": "", "source_cut": False, "hypotheses": []}
     tokenizer, model = tiny_tokenizer(), random_model(1)
     checked = 0
     for item in objects:
-        assert len(item["hypotheses"]) == (4 if item["line"] != 2 else 0)
+        assert len(item["hypotheses"]) == (4 if item["line"] > 1 else 0)
         for hypothesis in item["hypotheses"]:
             assert set(hypothesis) == {"text", "score", "log_prob", "tokens", "finished"}
             ids = tokenizer.piece_ids(hypothesis["tokens"], "tgt")
@@ -153,7 +154,7 @@ def test_json_has_scores_that_scoring_the_tokens_gives(run: Run) -> None:
                 source = tokenizer.encode([lines[item["line"] - 1]], "src")
                 assert hypothesis["log_prob"] == pytest.approx(score_token_pairs(model, source, [ids])[0].log_prob, abs=1e-4)
                 checked += 1
-    assert checked
+    assert checked > 5
     assert [item["text"] for item in objects] == library(lines)
 
 
@@ -184,10 +185,10 @@ def test_several_models_are_an_ensemble(run: Run, model_dir: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        (["--n-best", "5"], 2, "n_best must be at most beam_size"),
-        (["--temperature", "0.5"], 2, "temperature is for method sample"),
+        (["--n-best", "5"], 2, "n_best (--n-best) must be at most beam_size, but is 5 with beam_size 4"),
+        (["--temperature", "0.5"], 2, "temperature (--temperature) is for method sample"),
         (["--set", "beamsize=5"], 2, "Did you mean beam_size?"),
-        (["--set", "length_penalty=-1"], 2, "length_penalty must be at least 0"),
+        (["--set", "length_penalty=-1"], 2, "length_penalty (--set length_penalty=-1) must be at least 0"),
         (["--device", "tpu"], 2, "device must be auto, cpu, cuda or cuda:N"),
         (["--device", "cpu", "--precision", "fp16"], 2, "precision fp16 needs a GPU"),
         (["--input", "missing.txt"], 3, "missing.txt: cannot be read"),
@@ -212,19 +213,17 @@ def read_line_within(process: "subprocess.Popen[bytes]", seconds: float) -> byte
     return process.stdout.readline() if ready else None
 
 
-@pytest.mark.slow
 def test_a_program_that_writes_a_line_reads_its_translation_at_once(model_dir: Path) -> None:
-    lines = ["baki lo", "", "mu ner"]
+    lines = ["bükß é lo", "", "mu ner"]
     with start(model_dir, bufsize=0) as process:
         assert process.stdin is not None
         for line, expected in zip(lines, library(lines), strict=True):
-            process.stdin.write(f"{line}\n".encode())
-            assert read_line_within(process, 60) == f"{expected}\n".encode()
+            process.stdin.write(line.encode() + b"\n")
+            assert read_line_within(process, 60) == expected.encode() + b"\n"
         process.stdin.close()
         assert process.wait(60) == 0
 
 
-@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(model_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes("".join(f"{line}\n" for line in sentences(20_000, seed=7)).encode())
@@ -235,15 +234,3 @@ def test_a_reader_that_leaves_ends_the_command_quietly(model_dir: Path, tmp_path
         process.stdout.close()
         assert process.wait(60) in (0, 141)
         assert b"Traceback" not in process.stderr.read()
-
-
-@pytest.mark.slow
-def test_the_locale_changes_nothing(model_dir: Path) -> None:
-    data = "bükß é baki\n".encode() + b"caf\xe9\n"
-    outputs = []
-    for locale in ("C", "C.UTF-8"):
-        words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, "--quiet"]
-        environment = {**os.environ, "LC_ALL": locale, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "0"}
-        outputs.append(subprocess.run(words, input=data, capture_output=True, check=True, env=environment).stdout)
-    assert outputs[0] == outputs[1]
-    assert outputs[0].count(b"\n") == 2

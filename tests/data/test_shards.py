@@ -101,7 +101,7 @@ def test_offsets_beyond_32_bits(tmp_path: Path, num_bytes: int) -> None:
     half = num_bytes // 4 + 1
     with SparseStream(path, "wb") as stream, pytest.MonkeyPatch.context() as patch:
         patch.setattr("mtkit.data.shards.zlib.crc32", lambda *_arguments: 0)
-        writer = TokenFileWriter(stream, dtype=id_dtype(100))  # type: ignore[arg-type]
+        writer = TokenFileWriter(stream, dtype=id_dtype(100))
         writer.write(Zeros(half), np.array([half], dtype=np.int32))  # type: ignore[arg-type]
         writer.write(Zeros(half), np.array([half], dtype=np.int32))  # type: ignore[arg-type]
         writer.write(np.array([7, 8, 9], dtype=np.uint16), np.array([3], dtype=np.int32))

@@ -1,15 +1,16 @@
 """Small random models and a tokenizer, for tests of decoding and of the command line."""
 
 import random
+import zlib
 from functools import cache
 from pathlib import Path
 
 import torch
-from mtkit.model.config import ModelConfig
-from mtkit.model.transformer import Transformer
 
 from mtkit.checkpoint.format import describe, parameters_by_name, save_model
 from mtkit.data.tokenizer import EOS_ID, Tokenizer, TokenizerConfig, train_tokenizer
+from mtkit.model.config import ModelConfig
+from mtkit.model.transformer import Transformer
 
 _SYLLABLES = ("ba", "ki", "lo", "mu", "ner", "sta", "tri", "vo", "xa", "zen", "ü", "ß", "é")
 
@@ -32,16 +33,22 @@ def tiny_tokenizer(seed: int = 1) -> Tokenizer:
 
 
 def random_model(seed: int, *, tokenizer: Tokenizer | None = None, num_layers: int = 2) -> Transformer:
-    """An untrained model whose distributions are far from uniform and that ends its sentences now and then."""
+    """An untrained model whose distributions are far from uniform and that ends its sentences now and then.
+
+    The weights depend on the seed and the parameter's name only, not on how the model initializes itself.
+    """
     tokenizer = tokenizer or tiny_tokenizer()
-    torch.manual_seed(seed)
     config = ModelConfig(
         d_model=32, ffn_dim=64, num_heads=4, num_encoder_layers=num_layers, num_decoder_layers=num_layers, dropout=0.3, tie_embeddings="none"
     )
     model = Transformer(config, src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size)
     with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * config.d_model**-0.5)
         model.output_weight.mul_(3.0)
-        model.output_weight[EOS_ID].mul_(1.5)
+        model.output_weight[EOS_ID].mul_(2.0)
     return model.eval()
 
 

@@ -5,13 +5,14 @@ import math
 from collections.abc import Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtkit.data.tokenizer import EOS_ID
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind, length_penalty
-from mtkit.decoding.search import Hypothesis, beam_search
+from mtkit.decoding.search import Hypothesis, beam_search, largest_of_rows
 from mtkit.errors import ConfigError, MTKitError
 from tests.decoding.tables import TWO_PATHS, VOCAB_SIZE, Prefix, Table, TableStep, assert_same, fixed_table, random_table
 
@@ -203,6 +204,20 @@ def test_finished_sentences_leave_the_batch() -> None:
     greedy = TableStep([at_once, never, at_once])
     greedy_search(greedy, max_lengths=[9, 4, 9], length_penalty=0.0)
     assert greedy.rows_seen == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("num_columns", "count"), [(1, 1), (63, 5), (64 * 5, 5), (64 * 6, 5), (64 * 6 + 1, 5), (1000, 3), (8007, 17)])
+def test_largest_of_rows_is_topk(num_columns: int, count: int) -> None:
+    x_RV = torch.randn(50, num_columns, generator=torch.Generator().manual_seed(num_columns))
+    x_RV[1, num_columns // 2 :] = -math.inf
+    x_RV[2] = -math.inf
+    x_RV[3, -1] = 100.0
+    values, columns = largest_of_rows(x_RV, count)
+    assert torch.equal(values, x_RV.topk(count).values)
+    assert torch.equal(x_RV.gather(1, columns), values)
+    assert all(len(set(row)) == count for row in columns.tolist())
+    x_RV[4, num_columns // 3] = math.nan
+    assert largest_of_rows(x_RV, count)[0][4].isnan().any()
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------------------------

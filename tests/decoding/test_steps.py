@@ -71,9 +71,14 @@ def test_an_ensemble_averages_probabilities() -> None:
 
 def test_inference_restores_the_mode_also_after_an_error() -> None:
     models = [random_model(5).train(), random_model(6).eval()]
-    with pytest.raises(KeyError), inference(models):
-        assert not any(model.training for model in models)
-        assert torch.is_inference_mode_enabled()
-        raise KeyError
+
+    def fail() -> None:
+        with inference(models):
+            assert not any(model.training for model in models)
+            assert torch.is_inference_mode_enabled()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert [model.training for model in models] == [True, False]
     assert not torch.is_inference_mode_enabled()

@@ -42,13 +42,13 @@ def assert_same(found: Sequence[Translation], expected: Sequence[Translation]) -
 def test_the_batch_the_window_and_the_order_change_nothing(search: dict[str, Any], can_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_end:
         monkeypatch.setattr(tiny_tokenizer(), "forbidden_ids", lambda side: never_ends_ids)
-    lines = sentences(50, seed=3)
+    lines = sentences(50, seed=3, max_words=8)
     order = random.Random(1).sample(range(50), 50)
     expected = list(make(search, batch_tokens=1, window_lines=1).translate(lines))
     assert [translation.line for translation in expected] == list(range(1, 51))
     assert len({translation.text for translation in expected}) > 25
     assert any(h.finished for t in expected for h in t.hypotheses) == can_end
-    for batch_tokens, window_lines in ((100, 2000), (10_000, 2000), (100, 7)):
+    for batch_tokens, window_lines in ((100, 2000), (10_000, 2000), (100, 9)):
         assert_same(list(make(search, batch_tokens=batch_tokens, window_lines=window_lines).translate(lines)), expected)
     if search.get("method") != "sample":  # a sample depends on the line number
         shuffled = list(make(search, batch_tokens=300).translate([lines[index] for index in order]))
@@ -319,8 +319,9 @@ def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> N
     ],
 )
 def test_a_bad_setting_is_named(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
+    with pytest.raises(ConfigError) as raised:
         SearchConfig(**values)
+    assert raised.value.message == message
 
 
 def test_sampling_may_ask_for_more_than_the_beam() -> None:

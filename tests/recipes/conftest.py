@@ -22,37 +22,39 @@ _PLACES = {"in the park": "im Park", "at the station": "am Bahnhof", "behind the
 
 TOY_CONFIG = """
 [tokenizer]
-vocab_size = 350
+vocab_size = 110
+byte_fallback = false
 
 [preprocess.filters]
 max_length = 60
 
 [model]
-d_model = 32
-ffn_dim = 64
+d_model = 64
+ffn_dim = 128
 num_heads = 2
+dropout = 0.0
 num_encoder_layers = 1
 num_decoder_layers = 1
 
 [optim]
-lr = 2e-3
-warmup_steps = 10
+lr = 5e-3
+warmup_steps = 40
 
 [batch]
-batch_tokens = 512
-max_tokens = 512
+batch_tokens = 1024
+max_tokens = 1024
 
 [training]
-max_steps = 30
+max_steps = 200
 precision = "fp32"
 
 [validation]
-every_steps = 30
+every_steps = 200
 metric = "loss"
 translate = false
 
 [checkpoint]
-every_steps = 10
+every_steps = 100
 every_minutes = "none"
 keep_last = 3
 """
@@ -68,7 +70,10 @@ def run_make() -> RunMake:
         environment |= {"OMP_NUM_THREADS": "1", "MTKIT": f"{sys.executable} -m mtkit", "PYTHON": sys.executable}
         settings = [f"{name}={value}" for name, value in variables.items()]
         command = ["make", "--no-print-directory", "-C", str(REPOSITORY / "recipes" / recipe), *goals, *settings]
-        return subprocess.run(command, check=check, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=280)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=280)
+        if check and done.returncode:
+            pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
 
     return run
 
@@ -84,9 +89,9 @@ def toy_pairs() -> ToyPairs:
             parts = [rng.choice(list(words.items())) for words in (_SUBJECTS, _VERBS, _COLOURS, _OBJECTS, _PLACES)]
             (subject, verb, colour, thing, place), (betreff, verb_de, farbe, ding, ort) = zip(*parts, strict=True)
             number = rng.randrange(2, 100)
-            pairs.append(
-                (f"{subject} {verb} the {colour} {thing} {place}, number {number}.", f"{betreff} {verb_de} den {farbe} {ding} {ort}, Nummer {number}.")
-            )
+            source = f"{subject} {verb} the {colour} {thing} {place}, number {number}."
+            target = f"{betreff} {verb_de} den {farbe} {ding} {ort}, Nummer {number}."
+            pairs.append((source, target))
         return pairs
 
     return make

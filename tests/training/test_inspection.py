@@ -99,14 +99,14 @@ def test_a_shard_set(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_a_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with atomic_directory(tmp_path / "model", kind="model", inputs={"checkpoints": ["x"]}) as temporary:
+    with atomic_directory(tmp_path / "model", kind="model", config={"model": {"d_model": 4}}, inputs={"checkpoints": ["x"]}) as temporary:
         fill_model(temporary, tokenizer)
     found = inspect_directory(tmp_path / "model")
     assert found.kind == "model"
     assert found.facts["num_parameters"] == 17
     assert found.facts["num_tensors"] == 2
     assert found.facts["dtypes"] == ["F32"]
-    assert found.facts["model"] == {"d_model": 4}
+    assert found.config == {"model": {"d_model": 4}}
     assert found.facts["provenance"] == {"step": 30}
     assert found.inputs == {"checkpoints": ["x"]}
     assert found.fingerprint is not None
