@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 80
 
-LAYERS = ("base", "data", "model", "checkpoint", "decoding", "evaluation", "training", "cli")
+LAYERS = ("base", "data", "model", "checkpoint", "decoding", "evaluation", "training", "benchmark", "cli")
 """A module imports from its own layer and from those before it."""
 
 BASE = ("errors", "config", "files", "distributed")
@@ -82,7 +82,9 @@ def layer(module: str) -> int | None:
         return None
     if parts[1] in BASE:
         return 0
-    return LAYERS.index("cli" if parts[1] == "__main__" else parts[1])
+    name = "cli" if parts[1] == "__main__" else parts[1]
+    assert name in LAYERS, f"{module}: which place has it among {LAYERS}?"
+    return LAYERS.index(name)
 
 
 def imports(nodes: Iterator[ast.AST], module: str) -> Iterator[tuple[int, str]]:

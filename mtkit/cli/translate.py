@@ -25,8 +25,6 @@ EPILOG = (
 MAX_WARNINGS = 10
 """Warnings about single lines that are printed; the others are only counted."""
 
-_BEAM, _SAMPLING, _MACHINE = "Search", "Sampling", "Machine"
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -40,25 +38,29 @@ def translate(
     output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go; - is stdout.")] = STDIO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: text, hypotheses, scores, pieces.")] = False,
     quiet: QuietOption = False,
-    beam_size: Annotated[int | None, typer.Option("--beam-size", "-b", help="[default: 4] 1 is greedy search.", rich_help_panel=_BEAM)] = None,
-    length_penalty: Annotated[float | None, typer.Option("--length-penalty", help="[default: 0.6] Larger is longer.", rich_help_panel=_BEAM)] = None,
-    n_best: Annotated[int | None, typer.Option("--n-best", "-n", help="[default: 1] Translations per line.", rich_help_panel=_BEAM)] = None,
+    beam_size: Annotated[
+        int | None, typer.Option("--beam-size", "-b", help="Hypotheses that the search keeps; 1 is greedy search. [default: 4]")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="Exponent; larger makes longer translations. [default: 0.6]")
+    ] = None,
+    n_best: Annotated[int | None, typer.Option("--n-best", "-n", help="Translations per line. [default: 1]")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other search setting, such as max_length_ratio=2.", rich_help_panel=_BEAM),
+        typer.Option("--set", metavar="KEY=VALUE", help="Another setting of the search, such as max_length_ratio=2; may be given again."),
     ] = None,
-    draw: Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching.", rich_help_panel=_SAMPLING)] = False,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="[default: 1] Below 1 is safer.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from the K best pieces only.", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Draw from the best pieces of this total share.", rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="[default: 1] Seed of the drawing.", rich_help_panel=_SAMPLING)] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...", rich_help_panel=_MACHINE)] = "auto",
+    draw: Annotated[bool, typer.Option("--sample", help="Draw translations at random instead of searching.")] = False,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="With --sample: below 1 is safer. [default: 1]")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="With --sample: draw from the K best pieces only.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="With --sample: draw from the best pieces of this total share.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="With --sample: seed of the random numbers. [default: 1]")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU.", rich_help_panel=_MACHINE),
+        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU."),
     ] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel=_MACHINE)] = None,
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch.", rich_help_panel=_MACHINE)] = 2048,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]")] = None,
 ) -> None:
     """Translate text, one line at a time.
 
@@ -67,6 +69,8 @@ def translate(
     translation are empty where there are fewer than N. With --json one object per input line.
 
     Results are written as soon as a batch is ready. The score is the log-probability divided by the length penalty ((5 + tokens) / 6) ^ 0.6.
+    --set also takes penalty (gnmt or power), max_length_ratio and max_length_constant (a translation has at most ratio * source tokens + constant
+    tokens) and max_source_length.
     """
     flags = {
         "--beam-size": ("beam_size", beam_size),
@@ -79,7 +83,7 @@ def translate(
         "--seed": ("seed", seed),
     }
     search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
-    from mtkit.decoding.translator import Translator, load_models
+    from mtkit.decoding.translator import BATCH_TOKENS, Translator, load_models
     from mtkit.decoding.windows import open_windows
     from mtkit.model.device import resolve_device, resolve_inference_precision
 
@@ -89,7 +93,7 @@ def translate(
         torch.set_num_threads(threads)
     place = resolve_device(device)
     loaded, tokenizer = load_models(models, device=place, dtype=resolve_inference_precision(precision, place).dtype)
-    translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens)
+    translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
     report = _Report(quiet=quiet)
     with open_windows(input_path, size=translator.window_lines) as windows, open_output(output_path) as output:
         for translations in translator.translate_windows(windows):

@@ -264,7 +264,7 @@ def largest_of_rows(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if num_blocks <= count:
         values_RC, columns_RC = x_RV.topk(count, dim=1)
         return values_RC, columns_RC
-    maxima_RN = x_RV[:, : num_blocks * _BLOCK].unflatten(1, (num_blocks, _BLOCK)).amax(dim=2)
+    maxima_RN = x_RV[:, : num_blocks * _BLOCK].reshape(-1, num_blocks, _BLOCK).amax(dim=2)
     starts_RC = maxima_RN.topk(count, dim=1).indices * _BLOCK
     columns_RW = (starts_RC.unsqueeze(2) + torch.arange(_BLOCK, device=x_RV.device)).flatten(1)
     rest = torch.arange(num_blocks * _BLOCK, x_RV.size(1), device=x_RV.device).expand(x_RV.size(0), -1)

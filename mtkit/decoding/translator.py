@@ -80,7 +80,7 @@ class SearchConfig:
         if self.method == "beam":
             if self.n_best > self.beam_size:
                 raise ConfigError(f"n_best must be at most beam_size, but is {self.n_best} with beam_size {self.beam_size}")
-            for key, unset in (("temperature", 1.0), ("top_k", None), ("top_p", None)):
+            for key, unset in (("temperature", 1.0), ("top_k", None), ("top_p", None), ("seed", 1)):
                 if getattr(self, key) != unset:
                     raise ConfigError(f"{key} is for method sample, but method is beam", hint="Draw translations with --sample, or leave it out.")
 

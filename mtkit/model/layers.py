@@ -13,14 +13,10 @@ from torch.nn import functional
 
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import Activation, ModelConfig
+from mtkit.model.dropout import dropout
 
 MATMUL_MAX_SCORES = 256 * 256
 """Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
-
-
-def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
-    """Zero each element with probability `rate` and scale the others by 1 / (1 - rate); x itself when not training or when `rate` is 0."""
-    return functional.dropout(x, rate) if training and rate > 0.0 else x
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:

@@ -12,26 +12,26 @@ from mtkit.model.transformer import Transformer
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Keeps only the logits and one number per token between forward and backward."""
+    """Keeps the log-probabilities alone between forward and backward, and makes the gradient in their place. Backward runs once."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        logits_NV = logits_NV.float()
-        lse_N = logits_NV.logsumexp(dim=-1)
-        target_logit_N = logits_NV.gather(1, target_N[:, None]).squeeze(1)
-        nll_sum = (lse_N - target_logit_N).sum()
-        loss_sum = (lse_N - (1.0 - epsilon) * target_logit_N - epsilon * logits_NV.mean(dim=-1)).sum()
-        ctx.save_for_backward(logits_NV, lse_N, target_N)
+        log_probs_NV = logits_NV.log_softmax(dim=-1, dtype=torch.float32)
+        nll_sum = -log_probs_NV.gather(1, target_N[:, None]).sum()
+        loss_sum = (1.0 - epsilon) * nll_sum - epsilon * log_probs_NV.mean(dim=-1).sum()
+        ctx.log_probs_NV = log_probs_NV  # nobody else holds it, so backward may write into it
+        ctx.save_for_backward(target_N)
         ctx.epsilon = epsilon
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits_NV, lse_N, target_N = ctx.saved_tensors
-        gradient_NV = (logits_NV - lse_N[:, None]).exp_()
-        gradient_NV -= ctx.epsilon / logits_NV.shape[1]
-        gradient_NV.scatter_add_(1, target_N[:, None], torch.full_like(lse_N, ctx.epsilon - 1.0)[:, None])
+        (target_N,) = ctx.saved_tensors
+        gradient_NV: Tensor = ctx.log_probs_NV.exp_()
+        del ctx.log_probs_NV
+        gradient_NV -= ctx.epsilon / gradient_NV.shape[1]
+        gradient_NV.scatter_add_(1, target_N[:, None], torch.full(target_N.shape, ctx.epsilon - 1.0, device=target_N.device)[:, None])
         return gradient_NV.mul_(gradients[0]), None, None
 
 
@@ -39,7 +39,7 @@ def smoothed_cross_entropy(logits_NV: Tensor, target_N: Tensor, *, label_smoothi
     """Cross entropy against the smoothed target distribution, summed over tokens, in fp32.
 
     With smoothing e, the target distribution is 1 - e on the target plus e / V on every piece (Szegedy et al. 2016; Vaswani et al. 2017, section
-    5.4), so with z the logits and y the target:  loss = logsumexp(z) - (1 - e) z_y - e mean(z).
+    5.4), so with z the logits and y the target:  loss = -(1 - e) log p_y - e mean(log p)  for  log p = z - logsumexp(z).
 
     Args:
         logits_NV: Unnormalized scores, any floating dtype.

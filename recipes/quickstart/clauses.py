@@ -100,7 +100,7 @@ class Clauses:
         """
         kinds: dict[Callable[[Phrase, bool], Clause], float] = {
             self.transitive: 46,
-            self._intransitive: 12,
+            self._intransitive: 17,
             self._dative: 9,
             self._prepositional: 11,
             self._giving: 9,
@@ -235,7 +235,9 @@ class Clauses:
         verb, chance = clause.verb, self.phrases.chance
         more: list[Adverbial] = []
         if "state" not in verb.tags and chance(0.55) and not (is_question and clause.recipient is not None):
-            more += [time for time in [self._time(clause)] if not (is_question and time in DOUBTS)]
+            time = self._time(clause)
+            if not (is_question and time in DOUBTS) and (clause.recipient is None or time.slot == "time"):
+                more.append(time)
         is_busy = len(clause.adverbials) > 0
         if not is_busy and verb.lemma in _DONE_ANYWHERE and chance(0.5):
             more.append(self.place())

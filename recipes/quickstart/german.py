@@ -37,6 +37,7 @@ _EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "your": "dein", "his": "se
 _QUANTIFIERS = {"many": "viel", "some": "einig", "how many": "wie viel"}
 
 _PRONOUNS = {"I": "ich mich mir", "you": "du dich dir", "he": "er ihn ihm", "she": "sie sie ihr", "we": "wir uns uns", "they": "sie sie ihnen"}
+_AMBIGUOUS = ("sie", "es")
 _IT = {"m": "er ihn ihm", "f": "sie sie ihr", "n": "es es ihm"}
 _REFLEXIVES: dict[Agreement, str] = {"I": "mich", "you": "dich", "he": "sich", "we": "uns", "they": "sich"}
 
@@ -307,7 +308,8 @@ def _middle_field(clause: Clause, *, is_inverted: bool, has_subject: bool, has_o
 
     Args:
         clause: The clause.
-        is_inverted: The finite verb stands before the subject; then sich stands before a subject that is not a pronoun.
+        is_inverted: The finite verb stands before the subject; then pronouns stand before a subject that is none (gestern half ihm der Mann),
+            except for those that could be taken for the subject.
         has_subject: The subject stands here.
         has_opener: The first place is taken by something outside of the clause, so that everything is here.
     """
@@ -333,9 +335,13 @@ def _middle_field(clause: Clause, *, is_inverted: bool, has_subject: bool, has_o
     def slots(*names: Slot) -> list[str]:
         return [adverbial(value) for name in names if (value := clause.adverbial(name)) is not None and name != fronted]
 
+    weak, others = [word for word in (*reflexive, *pronouns) if word not in _AMBIGUOUS], [word for word in pronouns if word in _AMBIGUOUS]
+    if not is_inverted or isinstance(clause.subject, Pronoun):
+        weak, others = [], [*reflexive, *pronouns]
     return [
-        *([*reflexive, *subject] if is_inverted and not isinstance(clause.subject, Pronoun) else [*subject, *reflexive]),
-        *pronouns,
+        *weak,
+        *subject,
+        *others,
         *slots("time", "often"),
         *definite,
         *slots("already"),

@@ -17,11 +17,9 @@ billig/billiger = cheap/cheaper : clothes vehicle furniture device thing reading
 schön/schöner = beautiful/more beautiful : clothes vehicle furniture building place thing plant event topic good
 hässlich/hässlicher = ugly/uglier : clothes vehicle furniture building thing bad
 schwer/schwerer = heavy/heavier : furniture thing device bad
-leicht/leichter = light/lighter : thing clothes vehicle device good
 lang/länger = long/longer : reading event topic lengthy bad
 kurz/kürzer = short/shorter : reading event topic lengthy
 warm/wärmer = warm/warmer : clothes good
-bequem/bequemer = comfortable/more comfortable : clothes furniture good
 sauber = clean : clothes thing place furniture good
 schmutzig = dirty : clothes thing vehicle furniture bad
 kaputt = broken : vehicle device thing bad
@@ -45,7 +43,7 @@ interessant/interessanter = interesting/more interesting : reading event topic p
 langweilig/langweiliger = boring/more boring : reading event topic bad
 spannend/spannender = exciting/more exciting : reading event good
 wichtig/wichtiger = important/more important : reading event topic good
-schwierig/schwieriger = difficult/more difficult : event topic reading bad
+schwierig/schwieriger = difficult/more difficult : understood hard bad
 lustig/lustiger = funny/funnier : person topic reading good
 gut/besser = good/better : reading food drink event topic good
 schlecht/schlechter = bad/worse : reading event topic food bad
@@ -69,7 +67,6 @@ krank = sick : person animal state
 glücklich/glücklicher = happy/happier : person state
 traurig = sad : person state
 wütend = angry : person state
-nervös = nervous : person state
 """
 
 ADJECTIVES = tuple(make_adjective(german, english, tags) for german, english, tags in rows(_ADJECTIVES))
@@ -117,7 +114,6 @@ MANNERS = {
         "auf|machen": ("carefully", "slowly", "quietly"),
         "zu|machen": ("carefully", "slowly", "quietly"),
         "ab|schließen": ("carefully", "quickly"),
-        "aus|packen": ("carefully", "slowly", "quickly"),
         "waschen": ("carefully", "quickly"),
         "putzen": ("carefully", "quickly"),
         "reparieren": ("carefully", "slowly", "quickly", "well"),

@@ -14,10 +14,8 @@ der Arzt/Ärzte = doctor
 die Krankenschwester/Krankenschwestern = nurse
 der Bäcker/Bäcker = baker
 der Bauer*/Bauern = farmer
-der Gärtner/Gärtner = gardener
 der Polizist*/Polizisten = policeman/policemen
 die Schauspielerin/Schauspielerinnen = actress
-der Kellner/Kellner = waiter
 der König/Könige = king
 die Königin/Königinnen = queen
 der Prinz*/Prinzen = prince
@@ -25,8 +23,6 @@ die Prinzessin/Prinzessinnen = princess
 der Kunde*/Kunden = customer
 der Tourist*/Touristen = tourist
 der Künstler/Künstler = artist
-der Anwalt/Anwälte = lawyer
-der Pilot*/Piloten = pilot
 """
 
 _RELATIONS = """
@@ -52,8 +48,6 @@ der Hund/Hunde = dog : playmate
 die Katze/Katzen = cat : playmate
 das Pferd/Pferde = horse
 die Kuh/Kühe = cow
-das Schwein/Schweine = pig
-die Ente/Enten = duck
 das Kaninchen/Kaninchen = rabbit : playmate
 """
 
@@ -63,7 +57,6 @@ die Maus/Mäuse = mouse/mice
 der Bär*/Bären = bear
 der Elefant*/Elefanten = elephant
 der Löwe*/Löwen = lion
-der Affe*/Affen = monkey
 der Wolf/Wölfe = wolf/wolves
 der Fuchs/Füchse = fox
 die Schlange/Schlangen = snake
@@ -74,13 +67,11 @@ der Apfel/Äpfel = apple : peelable fruit
 die Birne/Birnen = pear : peelable fruit
 die Banane/Bananen = banana : peelable fruit
 die Erdbeere/Erdbeeren = strawberry : fruit
-die Tomate/Tomaten = tomato/tomatoes : cut fruit
 die Kartoffel/Kartoffeln = potato/potatoes : peelable cooked
 die Zwiebel/Zwiebeln = onion : peelable cut
 das Ei/Eier = egg : cooked
 der Kuchen/Kuchen = cake : baked cut sweets
 der Keks/Kekse = cookie : baked sweets
-die Wurst/Würste = sausage : cooked
 die Pizza/Pizzas = pizza : baked ordered cut
 die Suppe/Suppen = soup : cooked ordered
 """
@@ -102,7 +93,6 @@ der Tee/- = tea
 der Saft/- = juice : sweets
 der Wein/- = wine
 das Bier/- = beer
-die Limonade/- = lemonade : sweets
 """
 
 _READING = """
@@ -111,36 +101,32 @@ die Zeitung/Zeitungen = newspaper
 der Brief/Briefe = letter : written sent
 der Roman/Romane = novel : written borrowed
 das Gedicht/Gedichte = poem : written learned understood
-die Postkarte/Postkarten = postcard : written sent
 die Nachricht/Nachrichten = message : written sent understood
 der Bericht/Berichte = report : written understood
 """
 
 _CLOTHES = """
 das Hemd/Hemden = shirt : washed
-der Mantel/Mäntel = coat : lengthy hung
+der Mantel/Mäntel = coat : lengthy
 der Hut/Hüte = hat
-das Kleid/Kleider = dress : lengthy hung washed
-der Rock/Röcke = skirt : lengthy washed
-die Jacke/Jacken = jacket : hung washed
+das Kleid/Kleider = dress : lengthy washed
+die Jacke/Jacken = jacket : washed
 der Schuh/Schuhe = shoe : cleaned pair
 der Stiefel/Stiefel = boot : cleaned pair
 der Handschuh/Handschuhe = glove : pair
-der Pullover/Pullover = sweater : washed
 der Schal/Schals = scarf/scarves : lengthy washed
 """
 
 _VEHICLES = """
-das Auto/Autos = car : washed parked
+das Auto/Autos = car : washed
 das Fahrrad/Fahrräder = bicycle : cleaned borrowed
-das Motorrad/Motorräder = motorcycle : parked washed
+das Motorrad/Motorräder = motorcycle : washed
 das Boot/Boote = boat : built borrowed
 """
 
 _TRANSPORT = """
 der Bus/Busse = bus
 der Zug/Züge = train
-das Taxi/Taxis = taxi
 das Flugzeug/Flugzeuge = airplane
 das Schiff/Schiffe = ship
 """
@@ -150,8 +136,6 @@ die Lampe/Lampen = lamp
 der Computer/Computer = computer
 das Radio/Radios = radio
 der Fernseher/Fernseher = television
-die Waschmaschine/Waschmaschinen = washing machine
-die Heizung/Heizungen = heater
 """
 
 _SMALL_THINGS = """
@@ -159,8 +143,7 @@ der Schlüssel/Schlüssel = key
 der Ball/Bälle = ball : toy
 die Puppe/Puppen = doll : toy
 die Tasche/Taschen = bag : opened container
-die Kiste/Kisten = box : opened container
-der Koffer/Koffer = suitcase : opened container unpacked
+der Koffer/Koffer = suitcase : opened container
 der Korb/Körbe = basket : container
 die Flasche/Flaschen = bottle : opened broken
 die Tasse/Tassen = cup : broken
@@ -171,11 +154,9 @@ die Gabel/Gabeln = fork : tool
 der Löffel/Löffel = spoon : tool
 der Regenschirm/Regenschirme = umbrella : borrowed
 der Ring/Ringe = ring
-das Geschenk/Geschenke = gift : unpacked sent
-das Paket/Pakete = package : opened unpacked sent parcel
-das Bild/Bilder = picture : hung drawn
-die Münze/Münzen = coin
-die Kerze/Kerzen = candle
+das Geschenk/Geschenke = gift : sent
+das Paket/Pakete = package : opened sent parcel
+das Bild/Bilder = picture : drawn
 die Kamera/Kameras = camera : borrowed tool repaired
 das Telefon/Telefone = phone : tool repaired
 die Uhr/Uhren = clock : repaired
@@ -199,7 +180,6 @@ der Baum/Bäume = tree : drawn
 _BUILDINGS = """
 das Haus/Häuser = house : built locked bought
 die Brücke/Brücken = bridge : built
-der Turm/Türme = tower : built
 die Tür/Türen = door : opened locked cleaned
 das Fenster/Fenster = window : opened cleaned
 """
@@ -208,11 +188,10 @@ _EVENTS = """
 das Konzert/Konzerte = concert : attended
 der Film/Filme = movie : watched
 die Party/Partys = party : prepared joined attended
-die Reise/Reisen = trip : prepared joined
-die Prüfung/Prüfungen = exam : prepared joined attended
-das Spiel/Spiele = game : watched won joined attended
+die Reise/Reisen = trip : hard prepared joined
+die Prüfung/Prüfungen = exam : hard prepared joined attended
+das Spiel/Spiele = game : hard watched won joined attended
 die Hochzeit/Hochzeiten = wedding : prepared attended
-die Sitzung/Sitzungen = meeting : prepared joined attended
 """
 
 _TOPICS = """
@@ -222,7 +201,6 @@ das Lied/Lieder = song : learned heard
 die Frage/Fragen = question : heard understood
 die Antwort/Antworten = answer : heard understood
 das Wort/Wörter = word : learned heard understood
-die Adresse/Adressen = address
 das Problem/Probleme = problem : understood
 """
 
@@ -236,7 +214,6 @@ der Park/Parks = park : in in/in
 der Wald/Wälder = forest : in in/in
 die Schule/Schulen = school : at in/in visited
 das Kino/Kinos = cinema : at in/in
-das Theater/Theater = theater : at in/in
 das Restaurant/Restaurants = restaurant : in in/in visited
 das Hotel/Hotels = hotel : in in/in
 das Krankenhaus/Krankenhäuser = hospital : in in/in
@@ -244,8 +221,6 @@ die Kirche/Kirchen = church : in in/in visited
 das Museum/Museen = museum : in in/in visited
 die Bibliothek/Bibliotheken = library : in in/in visited
 die Stadt/Städte = city : in in/in visited
-das Dorf/Dörfer = village : in in/in visited
-das Schloss/Schlösser = castle : in in/zu visited
 der Bahnhof/Bahnhöfe = station : at an/zu
 der Flughafen/Flughäfen = airport : at an/zu
 der Strand/Strände = beach : on an/an

@@ -129,7 +129,7 @@ class Composer:
         thing = self.phrases.thing("animal", "thing", "furniture", "plant", "vehicle", "device")
         while not german.is_indefinite(thing) or not thing.noun.plural:
             thing = self.phrases.thing("animal", "thing", "furniture", "plant", "vehicle", "device")
-        where = self.clauses.place_on("surface") if "thing" in thing.noun.tags and self.phrases.chance(0.4) else self.clauses.place()
+        where = self.clauses.place()
         is_past = self.phrases.chance(0.35)
         be = english.be("they" if thing.is_plural else "he", is_past=is_past)
         what, there = english.phrase(thing), english.adverbial(where)
@@ -182,7 +182,7 @@ class Composer:
 
     def _asking_for_object(self) -> Clause:
         while True:
-            verb = self.phrases.pick((*TRANSITIVE, *DATIVE))
+            verb = self.phrases.pick(DATIVE if self.phrases.chance(0.2) else TRANSITIVE)
             subject = self.phrases.subject(is_definite=True)
             noun = self.phrases.pick(self.phrases.nouns(verb.tags))
             target: Phrase = QuestionWord(en="who" if "person" in noun.tags else "what")
@@ -354,6 +354,8 @@ class Composer:
         if main is None:
             return self._purpose()
         action = self._action(subject)
+        while action.object is None:
+            action = self._action(subject)
         en = f"{english.statement(main)} in order {english.infinitive(action)}"
         return finish(en, f"{german.verb_second(main)}, um {german.infinitive(action)}", ".")
 
@@ -391,7 +393,7 @@ class Composer:
     def _relative_object(self) -> SentencePair:
         """The book that I read was long; the man whom I help is old."""
         while True:
-            verb = self.phrases.pick((*TRANSITIVE, *DATIVE))
+            verb = self.phrases.pick(DATIVE if self.phrases.chance(0.2) else TRANSITIVE)
             if verb.particle and not verb.is_split:
                 continue
             noun = self.phrases.pick(self.phrases.nouns(verb.tags))

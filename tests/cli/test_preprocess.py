@@ -85,6 +85,20 @@ def test_records_need_languages(run: Run) -> None:
     assert ShardSet.open(Path("out")).fingerprint == ShardSet.open(Path("same")).fingerprint
 
 
+def test_a_data_set_gives_each_set_its_split(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local directory in the layout of the hub stands for `hf:wmt/wmt14:de-en`."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Path("wmt").mkdir()
+    for split, pairs in (("train", PAIRS), ("validation", PAIRS[3:5]), ("test", PAIRS[5:8])):
+        data = "".join(json.dumps({"translation": {"en": src, "de": tgt}}) + "\n" for src, tgt in pairs)
+        Path("wmt", f"{split}.jsonl").write_text(data)
+    hub = f"hf:{tmp_path / 'wmt'}"
+    run("--train", hub, "--dev", hub, "--test", hub, "--tokenizer", "tok", "-o", "out", "--src-lang", "en", "--tgt-lang", "de")
+    run(*BASE[:-1], "same", "--dev", "dev.en", "dev.de", "--test", "test.en", "test.de")
+    assert ShardSet.open(Path("out")).fingerprint == ShardSet.open(Path("same")).fingerprint
+
+
 def test_one_side_may_be_stdin(run: Run) -> None:
     run("--train", "-", "train.de", "--tokenizer", "tok", "-o", "out", input=Path("train.en").read_text())
     run(*BASE[:-1], "same")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from mtkit.cli import translate as command
 from mtkit.cli.app import app
 from mtkit.decoding.scoring import score_token_pairs
-from mtkit.decoding.translator import SearchConfig, Translator
+from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.files import decode_line
 from tests.decoding.builders import random_model, save, sentences, tiny_tokenizer
 
@@ -26,7 +26,7 @@ CAP = ("--set", "max_length_constant=5")
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("models") / "model", random_model(1), tiny_tokenizer())
+    return save(tmp_path_factory.mktemp("models") / "model", random_model(4), tiny_tokenizer())
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def run(model_dir: Path) -> Run:
 
 
 def start(model_dir: Path, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-    """The command in a process of its own, in the least capable locale."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    """The command in a process of its own, in the least capable locale, with buffered output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONUNBUFFERED": ""}
     words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, *arguments]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
 
@@ -55,7 +55,7 @@ def text_lines(result: Result) -> list[str]:
 
 
 def library(lines: list[str], **search: Any) -> list[str]:
-    translator = Translator([random_model(1)], tiny_tokenizer(), search=SearchConfig(max_length_constant=5, **search))
+    translator = Translator([random_model(4)], tiny_tokenizer(), search=SearchConfig(max_length_constant=5, **search))
     return [translation.text for translation in translator.translate(lines)]
 
 
@@ -143,7 +143,7 @@ def test_json_has_scores_that_scoring_the_tokens_gives(run: Run) -> None:
     objects = [json.loads(line) for line in text_lines(run("--json", "--n-best", "4", data="\n".join(lines).encode()))]
     assert [item["line"] for item in objects] == list(range(1, 14))
     assert objects[0] == {"line": 1, "text": "", "source_cut": False, "hypotheses": []}
-    tokenizer, model = tiny_tokenizer(), random_model(1)
+    tokenizer, model = tiny_tokenizer(), random_model(4)
     checked = 0
     for item in objects:
         assert len(item["hypotheses"]) == (4 if item["line"] > 1 else 0)
@@ -169,6 +169,20 @@ def test_flags_and_settings_reach_the_search(run: Run) -> None:
     sampled = run("--sample", "--temperature", "0.7", "--top-k", "9", "--top-p", "0.8", "--seed", "5", data=data)
     assert text_lines(sampled) == library(lines, method="sample", temperature=0.7, top_k=9, top_p=0.8, seed=5)
     assert text_lines(run("--set", "beam_size=7", "--beam-size", "1", data=data)) == library(lines, beam_size=1)
+
+
+def test_the_help_names_the_defaults_of_the_search() -> None:
+    text = " ".join(CliRunner().invoke(app, ["translate", "--help"]).stdout.split())
+    defaults = SearchConfig()
+    for flag, value in {
+        "--beam-size": defaults.beam_size,
+        "--length-penalty": defaults.length_penalty,
+        "--n-best": defaults.n_best,
+        "--temperature": int(defaults.temperature),
+        "--seed": defaults.seed,
+        "--batch-tokens": BATCH_TOKENS,
+    }.items():
+        assert text.split(f"{flag} <")[1].split("[default: ")[1].startswith(f"{value}]"), flag
 
 
 def test_several_models_are_an_ensemble(run: Run, model_dir: Path, tmp_path: Path) -> None:

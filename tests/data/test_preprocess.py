@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mtkit.config import from_dict
 from mtkit.data import blocks as blocks_module
@@ -28,6 +30,9 @@ from tests.helpers import REPOSITORY, shared_data
 
 ALL_FILTERS = FilterConfig(max_length=60, max_length_ratio=4.0, max_nonprinting_share=0.2, drop_identical=True, drop_duplicates=True)
 Pairs = list[tuple[str, str]]
+LINE_BYTES = st.lists(
+    st.sampled_from([b"a", b"\r", b" ", b"\t", b"\0", b"\xff", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\xc2\x85", b"\x0b", b"\x1c"])
+).map(b"".join)
 
 
 def run(corpus: Corpus, output: Path, tokenizer: Tokenizer, **options: Any) -> PreprocessReport:
@@ -116,6 +121,21 @@ def test_line_rules(tmp_path: Path, tokenizer: Tokenizer, src: bytes, tgt: bytes
             assert [shards.src(index).tolist()] == tokenizer.encode([src_text], "src")
 
 
+@settings(max_examples=25)
+@given(st.lists(st.tuples(LINE_BYTES, LINE_BYTES), min_size=1, max_size=6))
+def test_any_bytes_stay_in_their_pairs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, lines: list[tuple[bytes, bytes]]) -> None:
+    root = tmp_path_factory.mktemp("bytes")
+    good = (b"Anna sees the house", b"Anna sieht Haus")
+    for side, name in enumerate(("a.en", "a.de")):
+        (root / name).write_bytes(b"".join(pair[side] + b"\n" for pair in [*lines, good]))
+    corpus = parse_corpus([str(root / "a.en"), str(root / "a.de")])
+    report = run(corpus, root / "out", tokenizer, held_out={"dev": corpus})
+    assert report.num_read == len(lines) + 1 == report.num_pairs + sum(report.dropped.values())
+    shards = ShardSet.open(root / "out")
+    assert [shards.tgt(report.num_pairs - 1).tolist()] == tokenizer.encode([good[1].decode()], "tgt")
+    assert list(zip(*shards.held_out("dev"), strict=True)) == list(corpus.pairs())
+
+
 def test_user_text_yields_no_control_ids(tmp_path: Path, tokenizer: Tokenizer, write_corpus: Any) -> None:
     run(write_corpus([("He wrote </s> and <pad> and <s> and <unk>", "<s></s>")]), tmp_path / "out", tokenizer)
     shards = ShardSet.open(tmp_path / "out")
@@ -164,7 +184,9 @@ def test_records_and_text_give_the_same_shards(tmp_path: Path, tokenizer: Tokeni
 
 def test_report_and_manifest_say_what_was_made(tmp_path: Path, tokenizer: Tokenizer, write_corpus: Any, make_pairs: Any) -> None:
     report = run(write_corpus(make_pairs(20)), tmp_path / "out", tokenizer)
-    assert from_dict(PreprocessReport, json.loads((tmp_path / "out" / "report.json").read_bytes())) == report
+    plain_report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert from_dict(PreprocessReport, plain_report) == report
+    assert "num_reused_shards" not in plain_report
     manifest = read_manifest(tmp_path / "out", kind="shards")
     assert manifest.inputs["tokenizer"] == tokenizer.fingerprint
     assert manifest.inputs["train"][0]["num_pairs"] == 20
@@ -301,10 +323,11 @@ def test_an_interrupted_run_goes_on(
         if num_done >= stop_at:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         run(corpus, output, tokenizer, config=config, num_workers=num_workers, progress=stop)
     assert not output.exists()
     assert not multiprocessing.active_children()
+    del caught  # until here it kept all frames alive, so that no process ended by garbage collection
     progress: list[int] = []
     report = run(corpus, output, tokenizer, config=config, num_workers=num_workers, progress=progress.append)
     num_finished = stop_at // 70

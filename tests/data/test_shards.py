@@ -102,8 +102,7 @@ def test_offsets_beyond_32_bits(tmp_path: Path, num_bytes: int) -> None:
     with SparseStream(path, "wb") as stream, pytest.MonkeyPatch.context() as patch:
         patch.setattr("mtkit.data.shards.zlib.crc32", lambda *_arguments: 0)
         writer = TokenFileWriter(stream, dtype=id_dtype(100))
-        writer.write(Zeros(half), np.array([half], dtype=np.int32))  # type: ignore[arg-type]
-        writer.write(Zeros(half), np.array([half], dtype=np.int32))  # type: ignore[arg-type]
+        writer.write(Zeros(2 * half), np.array([half, half], dtype=np.int32))  # type: ignore[arg-type]
         writer.write(np.array([7, 8, 9], dtype=np.uint16), np.array([3], dtype=np.int32))
         writer.finish()
         assert path.stat().st_size > num_bytes
@@ -243,6 +242,16 @@ def test_exchanged_shards_are_found_even_under_a_valid_manifest(directory: Path)
     seal_directory(directory, kind="shards", config={}, inputs={})
     with pytest.raises(ArtefactError, match=r"shard-00001\.src: has 5 rows .* says 10"):
         ShardSet.open(directory)
+
+
+def test_each_shard_is_checked_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    monkeypatch.setattr(TokenFile, "check_ids", lambda self: checked.append(self.path.name))
+    shards = ShardSet.open(directory)
+    for index in (3, 3, 24, 4):
+        shards.src(index)
+        shards.tgt(index)
+    assert checked == ["shard-00000.src", "shard-00000.tgt", "shard-00002.src", "shard-00002.tgt"]
 
 
 def test_damaged_ids_are_found_when_first_touched_and_only_there(directory: Path) -> None:

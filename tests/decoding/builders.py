@@ -48,7 +48,7 @@ def random_model(seed: int, *, tokenizer: Tokenizer | None = None, num_layers: i
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * config.d_model**-0.5)
         model.output_weight.mul_(3.0)
-        model.output_weight[EOS_ID].mul_(2.0)
+        model.output_weight[EOS_ID].mul_(2.6)
     return model.eval()
 
 

@@ -20,7 +20,7 @@ SHORT = {"max_length_constant": 5}
 
 
 def make(search: dict[str, Any] | None = None, *, models: Sequence[Transformer] | None = None, **options: Any) -> Translator:
-    return Translator(models or [random_model(1)], tiny_tokenizer(), search=SearchConfig(**{**SHORT, **(search or {})}), **options)
+    return Translator(models or [random_model(4)], tiny_tokenizer(), search=SearchConfig(**{**SHORT, **(search or {})}), **options)
 
 
 def assert_same(found: Sequence[Translation], expected: Sequence[Translation]) -> None:
@@ -203,7 +203,7 @@ def test_what_others_take_for_a_line_break_becomes_a_space(monkeypatch: pytest.M
 
 
 def test_reported_scores_are_those_of_scoring_the_pair() -> None:
-    model, tokenizer = random_model(1), tiny_tokenizer()
+    model, tokenizer = random_model(4), tiny_tokenizer()
     lines = sentences(30, seed=8)
     search = {"beam_size": 4, "n_best": 4, "length_penalty": 0.6, "max_source_length": 12}
     found = list(make(search, models=[model]).translate(lines))
@@ -228,7 +228,7 @@ def test_beam_one_is_greedy_and_a_wider_beam_is_not() -> None:
 
 def test_an_ensemble_of_one_model_twice_is_the_model() -> None:
     lines = sentences(10, seed=10)
-    model = random_model(1)
+    model = random_model(4)
     assert_same(list(make(models=[model, model]).translate(lines)), list(make(models=[model]).translate(lines)))
     mixed = list(make(models=[model, random_model(2)]).translate(lines))
     assert [t.text for t in mixed] != [t.text for t in make(models=[model]).translate(lines)]
@@ -249,7 +249,7 @@ def test_samples_depend_on_the_seed_and_the_line_number_only() -> None:
 
 
 def test_a_model_in_training_translates_without_dropout_and_stays_in_training() -> None:
-    model = random_model(1).train()
+    model = random_model(4).train()
     lines = sentences(5, seed=11)
     assert_same(list(make(models=[model]).translate(lines)), list(make().translate(lines)))
     assert model.training
@@ -257,7 +257,7 @@ def test_a_model_in_training_translates_without_dropout_and_stays_in_training() 
 
 
 def test_nan_in_the_weights_is_an_error() -> None:
-    model = random_model(1)
+    model = random_model(4)
     with torch.no_grad():
         next(parameter for parameter in reversed(list(model.parameters())) if parameter.dim() == 2).fill_(float("nan"))
     for search in ({}, {"beam_size": 1}, {"method": "sample"}):
@@ -266,7 +266,7 @@ def test_nan_in_the_weights_is_an_error() -> None:
 
 
 def test_half_precision_translates() -> None:
-    model = random_model(1).to(torch.bfloat16)
+    model = random_model(4).to(torch.bfloat16)
     found = list(make(models=[model]).translate(sentences(5, seed=12)))
     assert all(t.hypotheses for t in found)
 
@@ -284,7 +284,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> None:
     tokenizer, other = tiny_tokenizer(), tiny_tokenizer(seed=2)
-    first = save(tmp_path / "first", random_model(1), tokenizer)
+    first = save(tmp_path / "first", random_model(4), tokenizer)
     second = save(tmp_path / "second", random_model(2, num_layers=1), tokenizer)
     third = save(tmp_path / "third", random_model(3, tokenizer=other), other)
     models, loaded = load_models([first, second], dtype=torch.bfloat16)
@@ -316,6 +316,7 @@ def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> N
         ({"temperature": 0.5}, "temperature is for method sample, but method is beam"),
         ({"top_k": 5}, "top_k is for method sample, but method is beam"),
         ({"top_p": 0.5}, "top_p is for method sample, but method is beam"),
+        ({"seed": 2}, "seed is for method sample, but method is beam"),
     ],
 )
 def test_a_bad_setting_is_named(values: dict[str, Any], message: str) -> None:

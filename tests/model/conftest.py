@@ -1,8 +1,7 @@
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    import torch
-
     torch.manual_seed(1)

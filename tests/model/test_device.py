@@ -45,7 +45,7 @@ def test_an_unknown_device_is_refused(name: str) -> None:
         resolve_device(name)
 
 
-@pytest.mark.parametrize(("amx", "avx512_bf16", "expected"), [(True, False, "bf16"), (False, True, "bf16"), (False, False, "fp32")])
+@pytest.mark.parametrize(("amx", "avx512_bf16", "expected"), [(True, False, "bf16"), (False, True, "fp32"), (False, False, "fp32")])
 def test_auto_trains_in_bf16_only_on_cpus_that_are_fast_at_it(monkeypatch: pytest.MonkeyPatch, amx: bool, avx512_bf16: bool, expected: str) -> None:
     pretend(monkeypatch, amx=amx, avx512_bf16=avx512_bf16)
     assert resolve_precision("auto", CPU).name == expected

@@ -121,6 +121,19 @@ def test_more_padding_changes_nothing(grad: bool, values: dict[str, Any]) -> Non
             torch.testing.assert_close(alone[0], logits[row, :tgt_length], rtol=0, atol=1e-12)
 
 
+def test_a_target_mask_hides_tokens_before_real_ones() -> None:
+    model = build()
+    src, src_mask = batch(lengths=[6, 3])
+    tgt = torch.randint(4, 30, (2, 5))
+    other = tgt.clone()
+    other[:, 1] = 33
+    mask = torch.tensor([True, False, True, True, True]).expand(2, 5)
+    real = [0, 2, 3, 4]
+    hidden = model(src, src_mask, tgt, mask)[:, real]
+    torch.testing.assert_close(model(src, src_mask, other, mask)[:, real], hidden, rtol=0, atol=1e-12)
+    assert (model(src, src_mask, other)[:, 2:] - model(src, src_mask, tgt)[:, 2:]).abs().amin(dim=(0, 1)).max() > 1e-6
+
+
 def test_padding_has_no_gradient() -> None:
     model = build(tie_embeddings="none")
     src, src_mask = batch(lengths=[7, 4])
