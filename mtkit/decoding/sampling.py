@@ -171,7 +171,7 @@ def _follow(
         log_probs_R = paths.log_probs_P[paths_R] + log_probs_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
         paths.log_probs_P[paths_R] = log_probs_R
         paths.lengths_P[paths_R] = num_steps
-        done_R = (tokens_R == EOS_ID) | (cap_P[paths_R] <= num_steps) | (log_probs_R == NEG_INF)
+        done_R = (tokens_R == EOS_ID) | (cap_P[paths_R] <= num_steps)
         *done, has_nan = torch.cat([done_R, log_probs_R.isnan().any().view(1)]).tolist()
         if has_nan:
             refuse_nan()

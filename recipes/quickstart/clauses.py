@@ -43,7 +43,7 @@ ALL_TENSES: tuple[Tense, ...] = ("present", "past", "perfect", "future")
 SIMPLE_TENSES: tuple[Tense, ...] = ("present", "past")
 _TENSE_WEIGHTS: dict[Tense, float] = {"present": 38, "past": 28, "perfect": 20, "future": 14}
 
-_DONE_ANYWHERE = ("lesen", "essen", "trinken", "treffen", "verlieren", "finden", "sehen", "suchen", "kochen", "fragen", "begrüßen", "zeichnen")
+_DONE_ANYWHERE = ("lesen", "essen", "trinken", "treffen", "verlieren", "finden", "sehen", "suchen", "kochen", "fragen", "zeichnen")
 _GOES_WITH_FRIENDS = ("tanzen", "singen", "arbeiten", "essen", "trinken", "kochen", "besuchen", "fern|sehen", "ein|kaufen", "frühstücken", "wohnen")
 _DONE_FOR_OTHERS = ("kaufen", "bestellen", "kochen", "backen", "aus|suchen", "bauen")
 _TAKES_A_MOMENT = (

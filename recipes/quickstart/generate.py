@@ -4,18 +4,25 @@ Run from the root of the repository: python -m recipes.quickstart.generate --out
 """
 
 import argparse
+import itertools
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from mtkit.errors import DataError, MTKitError
 from mtkit.files import open_output
-from recipes.quickstart.sentences import Composer, SentencePair
+from recipes.quickstart.grammar import SentencePair
+from recipes.quickstart.sentences import Composer
 
 Splits = dict[str, list[SentencePair]]
 """The pairs of `train`, `dev` and `test`."""
 
 MIN_TRAINING_COUNT = 2
 """A word of the dev and test sets occurs in so many training pairs at least, on its side."""
+
+_MAX_CANDIDATES = 1000
+"""So many new pairs are looked at for each pair of the dev and test sets before the training set counts as too small."""
 
 
 def generate(*, train: int, dev: int, test: int, seed: int) -> Splits:
@@ -29,25 +36,33 @@ def generate(*, train: int, dev: int, test: int, seed: int) -> Splits:
         dev: Number of development pairs.
         test: Number of test pairs.
         seed: Equal seeds give equal sets.
+
+    Raises:
+        DataError: The training set is so small that hardly any sentence has all of its words in it.
     """
     pairs = _distinct(Composer(random.Random(seed)))
-    splits: Splits = {"train": [next(pairs) for _ in range(train)], "dev": [], "test": []}
+    splits: Splits = {"train": list(itertools.islice(pairs, train))}
     counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for pair in splits["train"]:
         for text, count in zip(pair, counts, strict=True):
             for word in set(words(text)):
                 count[word] = count.get(word, 0) + 1
+    candidates = itertools.islice(pairs, _MAX_CANDIDATES * (dev + test))
+    known = (pair for pair in candidates if all(_is_known(text, count) for text, count in zip(pair, counts, strict=True)))
     for name, size in (("dev", dev), ("test", test)):
-        while len(splits[name]) < size:
-            pair = next(pairs)
-            if all(count.get(word, 0) >= MIN_TRAINING_COUNT for text, count in zip(pair, counts, strict=True) for word in words(text)):
-                splits[name].append(pair)
+        splits[name] = list(itertools.islice(known, size))
+        if len(splits[name]) < size:
+            raise DataError(f"{train} training pairs hold too few words for a {name} set of known words", hint="Generate more training pairs.")
     return splits
 
 
 def words(text: str) -> list[str]:
     """The words of a sentence, lower-cased and without punctuation."""
     return text.lower().replace(",", "").rstrip(".?!").split(" ")
+
+
+def _is_known(text: str, counts: dict[str, int]) -> bool:
+    return all(counts.get(word, 0) >= MIN_TRAINING_COUNT for word in words(text))
 
 
 def write(splits: Splits, output: Path) -> None:
@@ -68,7 +83,7 @@ def _distinct(composer: Composer) -> Iterator[SentencePair]:
             seen[english] = german
             yield english, german
         elif seen[english] != german:
-            raise AssertionError(f"two translations: {english!r}: {seen[english]!r}, {german!r}")
+            raise AssertionError(f"{english!r} has two translations: {seen[english]!r} and {german!r}")
 
 
 def main() -> None:
@@ -80,7 +95,10 @@ def main() -> None:
     parser.add_argument("--test", type=_positive, default=500, metavar="N", help="test pairs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="equal seeds give equal files (default: %(default)s)")
     arguments = parser.parse_args()
-    write(generate(train=arguments.train, dev=arguments.dev, test=arguments.test, seed=arguments.seed), arguments.output)
+    try:
+        write(generate(train=arguments.train, dev=arguments.dev, test=arguments.test, seed=arguments.seed), arguments.output)
+    except MTKitError as error:
+        sys.exit(f"error: {error}")
 
 
 def _positive(text: str) -> int:

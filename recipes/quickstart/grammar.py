@@ -4,10 +4,14 @@
 sentence has exactly one German translation; `you` is always `du`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from recipes.quickstart.lexicon import Adjective, Adverb, Case, Gender, Modal, Noun, Slot, Tense, Verb
+
+SentencePair = tuple[str, str]
+"""The English sentence and its German translation."""
 
 Agreement = Literal["I", "you", "he", "we", "they"]
 """Person and number of a finite verb; `he` is the third person singular, `they` the third person plural."""
@@ -22,6 +26,7 @@ Determiner = Literal["the", "a", "none", "this", "every", "all", "many", "some",
 """`a` is for the singular; `none` is a bare plural, a bare noun without plural, or a number alone."""
 
 POSSESSIVES: tuple[Determiner, ...] = ("my", "your", "his", "her", "our", "their")
+_DOUBLE_COMMA = re.compile(r",(?=[,.?!])")
 _INDEFINITE: tuple[Determiner, ...] = ("a", "none", "many", "some", "how many")
 
 
@@ -178,3 +183,13 @@ def agreement(phrase: Phrase) -> Agreement:
             return "they"
         case _:
             return "he"
+
+
+def finish(en: str, de: str, mark: str) -> SentencePair:
+    """Make a sentence of each side: a capital first letter, a mark at the end, one comma where two meet."""
+    return _sentence(en, mark), _sentence(de, mark)
+
+
+def _sentence(text: str, mark: str) -> str:
+    text = _DOUBLE_COMMA.sub("", text + mark)
+    return text[0].upper() + text[1:]

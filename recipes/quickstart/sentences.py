@@ -2,39 +2,24 @@
 
 import dataclasses
 import random
-import re
 from collections.abc import Callable
 
 from recipes.quickstart import english, german
 from recipes.quickstart.clauses import ALL_TENSES, SIMPLE_TENSES, Clauses
-from recipes.quickstart.grammar import Clause, Comparison, Determiner, Measure, NounPhrase, Phrase, Pronoun, QuestionWord, Relative, agreement
+from recipes.quickstart.grammar import Clause, Comparison, NounPhrase, Phrase, Pronoun, Relative, SentencePair, agreement, finish
 from recipes.quickstart.lexicon import Noun, Tense, Verb
 from recipes.quickstart.modifiers import WEATHER, WEATHER_PAST
 from recipes.quickstart.phrases import Phrases, pronoun_for
-from recipes.quickstart.verbs import ASK, BE, DATIVE, KNOW, MOVING, SAYING, STAYING, TRANSITIVE, TRYING
-
-SentencePair = tuple[str, str]
-"""The English sentence and its German translation."""
+from recipes.quickstart.questions import Questions
+from recipes.quickstart.verbs import ASK, BE, DATIVE, KNOW, MOVING, SAYING, TRANSITIVE, TRYING
 
 MIN_WORDS = 3
 MAX_WORDS = 20
 
-_DOUBLE_COMMA = re.compile(r",(?=[,.?!])")
-_WHEN_AND_WHY = {"when": "wann", "why": "warum"}
-_NOT_PASSIVE = ("ziehen", "verstecken")
+_NOT_PASSIVE = ("ziehen", "zerbrechen")  # the bowl was broken: kaputt, or zerbrochen
 _LIKING = ("kaufen", "mögen", "bestellen", "brauchen", "aus|suchen")
-_MEETING = ("sehen", "kennen", "mögen", "treffen", "begrüßen")
+_MEETING = ("sehen", "kennen", "mögen", "treffen")
 _DISLIKING = ("verkaufen", "weg|werfen", "zurück|geben")
-
-
-def finish(en: str, de: str, mark: str) -> SentencePair:
-    """Make a sentence of each side: a capital first letter, a mark at the end, one comma where two meet."""
-    return _sentence(en, mark), _sentence(de, mark)
-
-
-def _sentence(text: str, mark: str) -> str:
-    text = _DOUBLE_COMMA.sub("", text + mark)
-    return text[0].upper() + text[1:]
 
 
 class Composer:
@@ -47,6 +32,7 @@ class Composer:
     def __init__(self, rng: random.Random) -> None:
         self.phrases = Phrases(rng)
         self.clauses = Clauses(self.phrases)
+        self.questions = Questions(self.clauses)
         self.rng = rng
         self._kinds: dict[Callable[[], SentencePair], float] = {
             self._statement: 21,
@@ -56,8 +42,8 @@ class Composer:
             self._animals: 4,
             self._passive: 5,
             self._existence: 3,
-            self._yes_no: 6,
-            self._wh: 10,
+            self.questions.yes_no: 6,
+            self.questions.wh: 10,
             self._imperative: 5,
             self._reason: 9,
             self._thing_reason: 5,
@@ -136,90 +122,7 @@ class Composer:
         de = f"{german.adverbial(where)} {'gab' if is_past else 'gibt'} es {german.phrase(thing, 'acc')}"
         return finish(f"there {be} {what} {there}", de, ".")
 
-    # --- questions and requests -------------------------------------------------------------------------------------------------------------
-
-    def _asking(self) -> Clause:
-        """A clause that makes sense as a question."""
-        while True:
-            subject = self.phrases.subject(is_definite=True)
-            clause = self.clauses.event(subject=subject) if self.phrases.chance(0.8) else self.clauses.being_some_way()
-            if self.phrases.chance(0.15):
-                clause = self.clauses.modalized(clause) or clause
-            if agreement(clause.subject) not in ("I", "we"):
-                return clause
-
-    def _yes_no(self) -> SentencePair:
-        clause = self._asking()
-        if self.phrases.chance(0.6) and clause.verb != BE:
-            clause = self.clauses.with_adverbials(clause, is_question=True)
-        return finish(english.question(clause), german.verb_first(clause), "?")
-
-    def _wh(self) -> SentencePair:
-        opener, clause = self._wh_clause()
-        return finish(english.question(clause, opener=opener[0]), german.verb_second(clause, opener=opener[1]), "?")
-
-    def _wh_clause(self) -> tuple[tuple[str, str], Clause]:
-        """A question word for each language, both empty where a phrase of the clause asks, and the clause."""
-        match self.phrases.choose({"subject": 24, "object": 30, "where": 20, "when or why": 22, "measure": 14}):
-            case "subject":
-                subject: Phrase = QuestionWord(en="who")
-                if self.phrases.chance(0.3):
-                    person = self.phrases.being("person", is_definite=True, adjective=0.1)
-                    subject = dataclasses.replace(person, determiner="which", owner=None)
-                return ("", ""), self.clauses.event(subject=subject)
-            case "object":
-                return ("", ""), self._asking_for_object()
-            case "where":
-                return self._where()
-            case "when or why":
-                en = self.rng.choice(list(_WHEN_AND_WHY))
-                clause = self._asking()
-                while clause.verb == BE or (en == "when" and "state" in clause.verb.tags):
-                    clause = self._asking()
-                return (en, _WHEN_AND_WHY[en]), clause
-            case _:
-                return self._how_much()
-
-    def _asking_for_object(self) -> Clause:
-        while True:
-            verb = self.phrases.pick(DATIVE if self.phrases.chance(0.2) else TRANSITIVE)
-            subject = self.phrases.subject(is_definite=True)
-            noun = self.phrases.pick(self.phrases.nouns(verb.tags))
-            target: Phrase = QuestionWord(en="who" if "person" in noun.tags else "what")
-            if self.phrases.chance(0.45) and verb.case == "acc":
-                target = self.phrases.with_noun(noun, is_plain=True, is_definite=True)
-                determiner: Determiner = "how many" if target.is_plural and self.phrases.chance(0.5) else "which"
-                target = dataclasses.replace(target, determiner=determiner, owner=None)
-            elif isinstance(target, QuestionWord) and verb.particle and not verb.is_split:
-                continue  # whom does he listen to, what does she look for: left out
-            clause = self.clauses.tensed(Clause(subject=subject, verb=verb, object=target, front="object"), ALL_TENSES)
-            if clause is not None and agreement(subject) != "I":
-                return clause
-
-    def _where(self) -> tuple[tuple[str, str], Clause]:
-        while True:
-            if self.phrases.chance(0.4):
-                clause = Clause(subject=self.phrases.subject(is_definite=True), verb=self.phrases.pick(MOVING))
-                words = ("where", "wohin")
-            elif self.phrases.chance(0.5):
-                noun = self.phrases.thing("thing", "reading", "clothes", "pet", "building", "vehicle", is_definite=True)
-                return ("where", "wo"), Clause(subject=noun, verb=BE, tense=self.rng.choice(SIMPLE_TENSES))
-            elif self.phrases.chance(0.5):
-                clause, words = Clause(subject=self.phrases.subject(is_definite=True), verb=self.phrases.pick(STAYING[:3])), ("where", "wo")
-            else:
-                clause, words = self.clauses.event(), ("where", "wo")
-                if clause.adverbials or "state" in clause.verb.tags:
-                    continue
-            tensed = self.clauses.tensed(clause, ALL_TENSES)
-            if tensed is not None and agreement(clause.subject) != "I":
-                return words, tensed
-
-    def _how_much(self) -> tuple[tuple[str, str], Clause]:
-        clause = self.clauses.being_some_way()
-        while not isinstance(clause.predicate, Measure) or agreement(clause.subject) == "I":
-            clause = self.clauses.being_some_way()
-        words = ("how old", "wie alt") if clause.verb == BE else ("how much", "wie viel")
-        return words, dataclasses.replace(clause, predicate=None)
+    # --- requests -------------------------------------------------------------------------------------------------------------
 
     def _imperative(self) -> SentencePair:
         you = Pronoun(en="you")
@@ -249,8 +152,8 @@ class Composer:
         if who is None or self.phrases.chance(0.2):
             return self.rng.choice(list((WEATHER if tense == "present" else WEATHER_PAST).items()))
         clause = self.clauses.state(who, tense=tense)
-        if self.phrases.chance(0.3):
-            clause = self.clauses.event(subject=who, tenses=(tense,) if agreement(who) != "you" else ("present", "perfect"))
+        if self.phrases.chance(0.3) and not (agreement(who) == "you" and tense == "past"):
+            clause = self.clauses.event(subject=who, tenses=(tense,))
             if self.phrases.chance(0.5) and tense == "present":
                 clause = self.clauses.modalized(dataclasses.replace(clause, tense="present")) or clause
         return english.subordinate(clause), german.verb_last(clause)
@@ -330,9 +233,9 @@ class Composer:
         asker = self.phrases.subject(is_definite=True)
         is_asking = self.phrases.chance(0.4)
         main = Clause(subject=asker, verb=ASK if is_asking else KNOW, is_negated=not is_asking)
-        opener, clause = ("whether", "ob"), self._asking()
+        opener, clause = ("whether", "ob"), self.questions.asking()
         if self.phrases.chance(0.6):
-            opener, clause = self._wh_clause()
+            opener, clause = self.questions.wh_clause()
         en = english.subordinate(clause, opener=opener[0])
         return finish(f"{english.statement(main)} {en}", f"{german.verb_second(main)}, {german.verb_last(clause, opener=opener[1])}", ".")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -164,7 +165,9 @@ def test_json_has_scores_that_scoring_the_tokens_gives(run: Run) -> None:
 def test_flags_and_settings_reach_the_search(run: Run) -> None:
     lines = sentences(8, seed=6)
     data = "\n".join(lines).encode()
-    assert text_lines(run("-b", "1", data=data)) == library(lines, beam_size=1)
+    num_threads = torch.get_num_threads()
+    assert text_lines(run("-b", "1", "--threads", str(num_threads), data=data)) == library(lines, beam_size=1)
+    assert torch.get_num_threads() == num_threads
     assert text_lines(run("--length-penalty", "2", "--set", "penalty=power", data=data)) == library(lines, length_penalty=2.0, penalty="power")
     sampled = run("--sample", "--temperature", "0.7", "--top-k", "9", "--top-p", "0.8", "--seed", "5", data=data)
     assert text_lines(sampled) == library(lines, method="sample", temperature=0.7, top_k=9, top_p=0.8, seed=5)

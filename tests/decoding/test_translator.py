@@ -271,6 +271,21 @@ def test_half_precision_translates() -> None:
     assert all(t.hypotheses for t in found)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("search", [{}, {"beam_size": 1}, {"beam_size": 4, "n_best": 4}, {"method": "sample", "n_best": 2}])
+def test_a_gpu_gives_the_translations_of_the_cpu(search: dict[str, Any]) -> None:
+    lines = sentences(50, seed=3)
+    found = list(make(search, models=[random_model(4).cuda()], device="cuda").translate(lines))
+    expected = list(make(search).translate(lines))
+    same = [(ours, theirs) for ours, theirs in zip(found, expected, strict=True) if ours.text == theirs.text]
+    assert len(same) >= 48  # rounding differs, and a close call may fall the other way
+    scores = [[translation.hypotheses[0].score for translation in pair] for pair in same]
+    assert [ours for ours, _ in scores] == pytest.approx([theirs for _, theirs in scores], abs=1e-3)
+    half = list(make(search, models=[random_model(4).cuda().half()], device="cuda").translate(lines))
+    assert all(translation.hypotheses for translation in half)
+
+
 def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
