@@ -19,7 +19,7 @@ help: ## list the targets
 install: $(RUNTIME) ## create .venv with the mtkit command in it
 
 demo: $(RUNTIME) ## run the whole pipeline on a small generated corpus, from text to a BLEU score
-	@MTKIT="$(CURDIR)/$(BIN)/mtkit" PYTHON="$(CURDIR)/$(BIN)/python" recipes/quickstart/run.sh
+	@$(MAKE) --no-print-directory -f recipes/quickstart/Makefile results MTKIT=$(BIN)/mtkit PYTHON=$(CURDIR)/$(BIN)/python
 
 test: $(DEV) ## run the tests
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow"

@@ -351,10 +351,13 @@ def test_a_symbolic_link_is_followed(tmp_path: Path, exists: bool) -> None:
 def test_a_named_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # open before the writer comes, so that neither waits
+    try:
         with atomic_file(pipe) as stream:
             stream.write(b"new")
-        assert reader.communicate()[0] == b"new"
+        assert os.read(reader, 100) == b"new"
+    finally:
+        os.close(reader)
     assert pipe.is_fifo()
 
 

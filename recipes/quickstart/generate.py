@@ -21,7 +21,7 @@ Splits = dict[str, list[SentencePair]]
 MIN_TRAINING_COUNT = 2
 """A word of the dev and test sets occurs in so many training pairs at least, on its side."""
 
-_MAX_CANDIDATES = 1000
+_MAX_CANDIDATES = 50
 """So many new pairs are looked at for each pair of the dev and test sets before the training set counts as too small."""
 
 

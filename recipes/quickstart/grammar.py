@@ -171,7 +171,10 @@ class Clause:
 
     def adverbial(self, slot: Slot) -> Adverbial | None:
         """The adverbial of one kind."""
-        return next((adverbial for adverbial in self.adverbials if adverbial.slot == slot), None)
+        for adverbial in self.adverbials:
+            if adverbial.slot == slot:
+                return adverbial
+        return None
 
 
 def agreement(phrase: Phrase) -> Agreement:

@@ -53,9 +53,14 @@ class Phrases:
         self._counts[rarest] = self._counts.get(rarest, 0) + 1
         return rarest
 
-    def choose(self, weighted: Mapping[Item, float]) -> Item:
+    def choose(self, weighted: dict[Item, float]) -> Item:
         """One of the keys, as often as its weight says."""
-        return self.rng.choices(list(weighted), list(weighted.values()))[0]
+        left = self.rng.random() * sum(weighted.values())
+        for item, weight in weighted.items():
+            left -= weight
+            if left < 0:
+                return item
+        return next(reversed(weighted))
 
     def adjectives(self, noun: Noun, probability: float) -> tuple[Adjective, ...]:
         """No adjective or one that suits the noun."""
