@@ -251,7 +251,11 @@ def test_only_the_command_line_prints_exits_and_reads_arguments() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.argv":
             return "sys.argv"
         used = node.func if isinstance(node, ast.Call) else node.exc if isinstance(node, ast.Raise) else None
-        return ast.unparse(used) if used is not None and ast.unparse(used) in exits else None
+        if used is None or ast.unparse(used) not in exits:
+            return None
+        if module == "mtkit.training.signals" and ast.unparse(used) == "os._exit":  # a second signal asks to end now, not after the update
+            return None
+        return ast.unparse(used)
 
     faults = in_every_module(fault)
     assert not faults, "\n".join(faults)

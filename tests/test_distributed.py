@@ -131,7 +131,6 @@ def test_every_rank_gets_the_arguments_and_its_place(install: Install, monkeypat
 import os, sys
 from pathlib import Path
 assert sys.argv[1:3] == ["-m", "mtkit"]
-assert sys.stdin.read() == ""
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
 Path("out", os.environ["RANK"]).write_text(" ".join([*sys.argv[3:], *(os.environ[name] for name in names)]))
 assert 1024 <= int(os.environ["MASTER_PORT"]) < 65536
@@ -199,6 +198,14 @@ from mtkit.distributed import launch
 sys.executable = sys.argv[1]
 sys.exit(launch([], num_processes=2))
 """
+
+
+def test_no_rank_reads_what_is_typed(install: Install) -> None:
+    python = sys.executable
+    install("import os, sys; from pathlib import Path; Path('out', os.environ['RANK']).write_text(sys.stdin.read())")
+    subprocess.run([python, "-c", DRIVER, sys.executable], input=b"y", check=True, timeout=60)
+
+    assert outputs() == {"0": "", "1": ""}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])

@@ -91,7 +91,7 @@ def timed(work: Callable[[], None], device: torch.device) -> float:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        with open("/proc/cpuinfo", "rb") as lines:
+            return next(line.partition(b":")[2].decode("ascii", "replace").strip() for line in lines if line.startswith(b"model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_CONTROL_IDS = 4
-_SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu na ne ni no nu ra re ri ro ru sa se si so su ta te ti to tu".split()
+_SYLLABLES = [consonant + vowel for consonant in "bdklmnrst" for vowel in "aeiou"]
 
 
 @dataclass(frozen=True, slots=True)

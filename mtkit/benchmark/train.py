@@ -147,6 +147,4 @@ def _measure(updater: Updater, batches: Iterator[UpdateBatch], *, updates: int, 
         num_tgt_tokens += batch.num_tgt_tokens
         num_src_tokens += sum(micro_batch.num_src_tokens for micro_batch in batch.micro_batches)
     synchronize(device)
-    return _Repeat(
-        seconds=time.perf_counter() - started, wait_seconds=wait_seconds, num_tgt_tokens=num_tgt_tokens, num_src_tokens=num_src_tokens
-    )
+    return _Repeat(seconds=time.perf_counter() - started, wait_seconds=wait_seconds, num_tgt_tokens=num_tgt_tokens, num_src_tokens=num_src_tokens)

@@ -295,7 +295,7 @@ def _model_card(description: ModelDescription, num_parameters: int) -> str:
     lines = [
         f"# Translation model{' ' + languages if languages else ''}",
         "",
-        f"A Transformer encoder and decoder trained with mtkit: {model.num_encoder_layers} + {model.num_decoder_layers} layers, width {model.d_model},",
+        f"A Transformer trained with mtkit: {model.num_encoder_layers} + {model.num_decoder_layers} layers, width {model.d_model},",
         f"{num_parameters:,} parameters, {description.src_vocab_size:,} source and {description.tgt_vocab_size:,} target pieces.",
         "",
         "    mtkit translate PATH_OF_THIS_DIRECTORY < input.txt > output.txt",

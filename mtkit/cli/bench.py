@@ -65,7 +65,7 @@ def preprocess(
 def train(
     preset: Annotated[str, typer.Option("--preset", help="tiny, small, base, big or deep.")] = "base",
     shards: Annotated[Path | None, typer.Option("--shards", help="Real data that `mtkit preprocess` wrote; default: generated.")] = None,
-    mean_length: Annotated[float, typer.Option("--mean-length", min=2, help="Target tokens of a generated pair: 27 as WMT14, 15 as Multi30k.")] = 27.0,
+    mean_length: Annotated[float, typer.Option("--mean-length", min=2, help="Target tokens of a generated pair: WMT14 has 27, Multi30k 15.")] = 27.0,
     updates: Annotated[int, typer.Option("--updates", min=1, help="Updates of each repeat.")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Updates left out before the first repeat.")] = 5,
     overrides: SetOption = None,

@@ -12,6 +12,7 @@ from mtkit.cli.console import JsonOption, QuietOption
 from mtkit.cli.corpora import MultiValueCommand
 from mtkit.cli.display import open_display
 from mtkit.errors import UsageError
+from mtkit.files import STDIO, open_output
 
 if TYPE_CHECKING:
     from mtkit.config import Resolved
@@ -74,7 +75,9 @@ def train(
     if print_config:
         from mtkit.config import dump_toml
 
-        sys.stdout.write(dump_toml(resolved.config, origins=resolved.origins))
+        with open_output(STDIO) as stream:
+            for line in dump_toml(resolved.config, origins=resolved.origins).rstrip("\n").split("\n"):
+                stream.write(line)
         return
     if output is None:
         raise UsageError("no output directory was given", hint="Add --output runs/NAME")

@@ -88,7 +88,7 @@ def resolve_inference_precision(name: PrecisionName, device: torch.device) -> Pr
 
 def cpu_is_fast_at_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices much faster than fp32 ones: AMX does. AVX512-BF16 alone was measured at half the speed of fp32."""
-    return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_amx_tile_supported())  # type: ignore[no-untyped-call]
+    return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_amx_tile_supported())
 
 
 def _checked(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> Precision:

@@ -15,7 +15,8 @@ from torch.nn import functional
 from mtkit.errors import ConfigError
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import ModelConfig
-from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, Positions, SelfAttention, dropout
+from mtkit.model.dropout import dropout
+from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, Positions, SelfAttention
 
 VOCAB_MULTIPLE = 8
 """Rows of embedding matrices are padded to a multiple of this, the width that tensor cores work in."""

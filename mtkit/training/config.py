@@ -134,8 +134,27 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, but is {self.seed}")
+        if self.data.shards is None:  # shards bring a tokenizer of their own
+            require_tying_fits(self.model, joint=self.tokenizer.joint)
         if self.optim.schedule in ("linear", "cosine") and self.training.max_steps is None:
             raise ConfigError(f"optim.schedule = {self.optim.schedule} needs training.max_steps, the update where the learning rate reaches 0")
+
+
+def require_tying_fits(model: ModelConfig, *, joint: bool) -> None:
+    """Refuse one embedding matrix for two vocabularies, also where these happen to be of one size.
+
+    Args:
+        model: The architecture.
+        joint: Whether the tokenizer has one vocabulary for both sides.
+
+    Raises:
+        ConfigError: It has two, and all three matrices are tied.
+    """
+    if model.tie_embeddings == "three-way" and not joint:
+        raise ConfigError(
+            "model.tie_embeddings = three-way needs one vocabulary for both languages, but tokenizer.joint is false",
+            hint="Set model.tie_embeddings = decoder, or use a joint tokenizer.",
+        )
 
 
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (

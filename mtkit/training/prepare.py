@@ -41,7 +41,7 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
         ArtefactError: Shards made before come from other text or another config.
     """
     if config.data.shards is not None:
-        return Path(config.data.shards)
+        return shards_directory(config, output)
     if not config.data.train:
         raise UsageError("no training data was given", hint="For example: --train train.en train.de --dev dev.en dev.de")
     if not config.data.dev:
@@ -49,11 +49,10 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
     directory = output / DATA_NAME
     train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
     source = _describe_source(config)
-    if (directory / SOURCE_NAME).exists():
-        _reuse_or_refuse(directory, source)
-    write_json(directory / SOURCE_NAME, source)
+    if not (directory / SOURCE_NAME).exists() or _is_to_be_made_anew(directory, source):
+        write_json(directory / SOURCE_NAME, source)
     tokenizer = _tokenizer(directory / "tokenizer", train, config, say)
-    shards = directory / "shards"
+    shards = shards_directory(config, output)
     if not (shards / MANIFEST_NAME).is_file():
         say(f"preprocessing into {shards}")
         report = preprocess(
@@ -66,6 +65,11 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
         )
         say(report.summary())
     return shards
+
+
+def shards_directory(config: TrainConfig, output: Path) -> Path:
+    """Where the shards of a run are: those that the config names, or else those that `prepare_data` makes below the run directory."""
+    return output / DATA_NAME / "shards" if config.data.shards is None else Path(config.data.shards)
 
 
 def open_shards(path: Path, *, expected_fingerprint: str | None = None) -> tuple[ShardSet, DevSet]:
@@ -133,12 +137,12 @@ def _fingerprint(path: Path) -> str | None:
     return None
 
 
-def _reuse_or_refuse(directory: Path, source: dict[str, Any]) -> None:
-    """Accept data made from the same source; drop what an unfinished attempt from another one left; refuse to change finished data."""
+def _is_to_be_made_anew(directory: Path, source: dict[str, Any]) -> bool:
+    """Whether what is there was made from something else; drops what an unfinished attempt left, and refuses to change finished data."""
     old = read_json(directory / SOURCE_NAME)
     changes = codec.differences(_named_by_content(old), _named_by_content(source))
     if not changes:
-        return
+        return False
     if (directory / "shards" / MANIFEST_NAME).is_file():
         raise ConfigError(
             f"{directory}: was made from other text or with another config: " + "; ".join(changes),
@@ -146,6 +150,7 @@ def _reuse_or_refuse(directory: Path, source: dict[str, Any]) -> None:
         )
     for name in ("tokenizer", "shards"):
         shutil.rmtree(directory / name, ignore_errors=True)
+    return True
 
 
 def _named_by_content(source: dict[str, Any]) -> dict[str, Any]:

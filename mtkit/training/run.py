@@ -52,15 +52,15 @@ class RunDirectory:
             MTKitError: Another process trains here; the message names it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "run.lock", "a+", encoding="utf-8") as stream:
+        with open(self.path / "run.lock", "a+b") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 stream.seek(0)
-                holder = stream.read(200).strip() or "another process"
+                holder = stream.read(200).decode("utf-8", "replace").strip() or "another process"
                 raise MTKitError(f"{self.path}: is in use by {holder}", hint="Wait for it to end, or choose another --output.") from error
             stream.truncate(0)
-            stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+            stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
             stream.flush()
             yield
 

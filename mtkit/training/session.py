@@ -12,7 +12,7 @@ from mtkit.distributed import World, process_group
 from mtkit.errors import UsageError
 from mtkit.model.device import resolve_device, resolve_precision
 from mtkit.training.config import TrainConfig
-from mtkit.training.prepare import Say, open_shards, prepare_data
+from mtkit.training.prepare import Say, open_shards, prepare_data, shards_directory
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Place, Trainer
@@ -58,7 +58,7 @@ def open_session(
     run = RunDirectory(path=output)
     device = resolve_device(device_name)
     if device.type == "cuda":
-        device = device if device.index is not None else torch.device("cuda", world.local_rank)
+        device = torch.device("cuda", world.local_rank) if device_name in ("auto", "cuda") else device
         torch.cuda.set_device(device)
     place = Place(device=device, precision=resolve_precision(config.training.precision, device), world=world)
     with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ def open_session(
             prepare_data(config, output, num_workers=num_workers, say=say)
         # The other processes wait here until the main one has prepared the data.
         stack.enter_context(process_group(world, backend="nccl" if device.type == "cuda" else "gloo"))
-        shards, dev = open_shards(prepare_data(config, output, num_workers=num_workers, say=lambda _line: None))
+        shards, dev = open_shards(shards_directory(config, output))
         trainer = Trainer(config, shards=shards, dev=dev, run=run, place=place, stop=stop)
         if world.is_main:
             trainer.manager.remove_leftovers()

@@ -23,7 +23,7 @@ from mtkit.errors import ArtefactError, DivergedError, StoppedError
 from mtkit.files import read_manifest, write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
-from mtkit.training.config import TrainConfig
+from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.optim import learning_rate
 from mtkit.training.progress import Meter, MetricsFile, Record
 from mtkit.training.run import RunDirectory
@@ -76,6 +76,7 @@ class Trainer:
         self.state = TrainState()
         self.place = place
         self.manager = CheckpointManager(run.checkpoints, config=config.checkpoint, metric=config.validation.metric)
+        require_tying_fits(config.model, joint=shards.tokenizer.joint)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
         self.updater = Updater(

@@ -56,7 +56,7 @@ _IRREGULAR = {
     "möchten": "möchte möchtest möchte möchten möchten -",
 }
 
-_CONTRACTIONS = {"in dem": "im", "in das": "ins", "an dem": "am", "an das": "ans", "zu dem": "zum", "zu der": "zur", "von dem": "vom"}
+_CONTRACTIONS = {"in dem": "im", "in das": "ins", "an dem": "am", "zu dem": "zum", "zu der": "zur", "von dem": "vom"}
 _GENITIVES = {"Chef": "Chefs", "Film": "Films"}
 _SMALL = (
     *("null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"),

@@ -26,7 +26,8 @@ _VOWELS = "aeiouäöü"
 _INSEPARABLE = ("be", "er", "ver", "ge", "ent", "zer")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Every word is made once, so that words are compared by identity, which makes them fast keys of dictionaries.
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Noun:
     """A noun in both languages; `plural` and `en_plural` are empty for one without plural, `is_weak` is the n-declension."""
 
@@ -39,7 +40,7 @@ class Noun:
     tags: frozenset[str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Verb:
     """A verb in both languages.
 
@@ -83,7 +84,7 @@ class Verb:
         return f"{self.prefix}|{self.infinitive}" if self.prefix else self.infinitive
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Adjective:
     """An adjective in both languages; the comparatives are empty where none is used."""
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from recipes.quickstart.grammar import POSSESSIVES, Determiner, Name, NounPhrase, Pair, PersonalPronoun, Phrase, Pronoun

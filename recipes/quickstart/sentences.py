@@ -94,7 +94,7 @@ class Composer:
 
     def _passive(self) -> SentencePair:
         while True:
-            verb = self.phrases.pick([verb for verb in TRANSITIVE if _has_passive(verb)])
+            verb = self.phrases.pick([verb for verb in TRANSITIVE if has_passive(verb)])
             things = [noun for noun in self.phrases.nouns(verb.tags) if "person" not in noun.tags]
             if not things:
                 continue
@@ -335,6 +335,7 @@ def _is_definite(value: Phrase | None) -> bool:
     return not isinstance(value, NounPhrase) or (value.is_definite and value.determiner not in ("every", "all"))
 
 
-def _has_passive(verb: Verb) -> bool:
+def has_passive(verb: Verb) -> bool:
+    """Whether the passive of a verb is used."""
     is_action = not {"state", "sense"} & verb.tags
     return is_action and (not verb.particle or verb.is_split) and verb.infinitive not in _NOT_PASSIVE

@@ -7,7 +7,7 @@ from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.model.config import ModelConfig
 from mtkit.model.transformer import Transformer
 
-WORDS = "the a dog cat house tree sees has likes finds big small red old".split()
+WORDS = ["the", "a", "dog", "cat", "house", "tree", "sees", "has", "likes", "finds", "big", "small", "red", "old"]
 
 
 @pytest.fixture(scope="session")

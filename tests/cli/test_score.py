@@ -207,7 +207,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         logits_BTV = model(batch.src_BS, batch.src_mask_BS, batch.tgt_in_BT, batch.tgt_mask_BT)
         loss = torch.nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.tgt_out_BT, ignore_index=0)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
     path = tmp_path_factory.mktemp("score") / "model"
     save_model(path, tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)

@@ -38,10 +38,10 @@ def test_large_ids_of_unsigned_shards_survive() -> None:
 
 def test_load_batch_takes_the_pairs_it_is_told() -> None:
     class Numbers:
-        def src(self, index: int) -> np.ndarray:  # type: ignore[type-arg]
+        def src(self, index: int) -> np.ndarray:
             return np.full(2, 10 + index)
 
-        def tgt(self, index: int) -> np.ndarray:  # type: ignore[type-arg]
+        def tgt(self, index: int) -> np.ndarray:
             return np.full(1, 50 + index)
 
     batch = load_batch(Numbers(), np.array([3, 1]))

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.model import layers
 from mtkit.model.config import Activation, ModelConfig, Norm
-from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, Positions, SelfAttention, attend, dropout, sinusoids
+from mtkit.model.dropout import dropout
+from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, Positions, SelfAttention, attend, sinusoids
 from tests.model.reference import assert_same_gradients, attention_pairs, copy_weights, decoder_layer_pairs, encoder_layer_pairs
 
 B, T, S, D, H, FFN = 3, 5, 7, 16, 4, 24
@@ -50,7 +51,7 @@ def typed_out_attention(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, mask: Tenso
     return torch.cat(heads, -1)
 
 
-class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Calls(TorchDispatchMode):
     """Records which operators run, and the dtype of their first argument."""
 
     def __init__(self) -> None:

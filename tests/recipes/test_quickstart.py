@@ -16,15 +16,24 @@ import pytest
 from mtkit.errors import DataError
 from mtkit.files import read_lines
 from recipes.quickstart.generate import MIN_TRAINING_COUNT, Splits, generate, write
-from recipes.quickstart.sentences import Composer
+from recipes.quickstart.modifiers import ADJECTIVES
+from recipes.quickstart.sentences import Composer, has_passive
+from recipes.quickstart.verbs import TRANSITIVE
 from tests.helpers import REPOSITORY
 
 SIZES = {"train": 20_000, "dev": 500, "test": 500}
 
 
 @pytest.fixture(scope="module")
-def splits() -> Splits:
-    return generate(train=SIZES["train"], dev=SIZES["dev"], test=SIZES["test"], seed=1)
+def timed_splits() -> tuple[Splits, float]:
+    """The corpus and the seconds of computing that it took."""
+    start = time.process_time()
+    return generate(train=SIZES["train"], dev=SIZES["dev"], test=SIZES["test"], seed=1), time.process_time() - start
+
+
+@pytest.fixture(scope="module")
+def splits(timed_splits: tuple[Splits, float]) -> Splits:
+    return timed_splits[0]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +49,10 @@ def test_sizes_and_no_sentence_twice(splits: Splits) -> None:
     assert {name: len(pairs) for name, pairs in splits.items()} == SIZES
     english = [en for pairs in splits.values() for en, _ in pairs]
     assert len(set(english)) == len(english)
+
+
+def test_the_whole_corpus_takes_less_than_five_seconds(timed_splits: tuple[Splits, float]) -> None:
+    assert timed_splits[1] < 5
 
 
 def test_no_dev_or_test_pair_was_seen_in_training(splits: Splits) -> None:
@@ -58,6 +71,12 @@ def test_no_english_sentence_has_two_translations(splits: Splits) -> None:
             num_repeats += english in translations
             assert translations.setdefault(english, german) == german, english
     assert num_repeats > 100
+
+
+def test_no_passive_reads_like_an_adjective() -> None:
+    """The bowl was broken: war kaputt, or wurde zerbrochen."""
+    adjectives = {adjective.en for adjective in ADJECTIVES}
+    assert not [verb.en for verb in TRANSITIVE if has_passive(verb) and verb.en_participle in adjectives]
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -189,11 +208,11 @@ def test_the_perfect_ends_in_its_participle(german: list[str]) -> None:
     assert num_checked > 100
 
 
-# A gender for each of these nouns, from a dictionary; in the singular they differ from their plural.
+# A gender for each of these nouns, from a dictionary. They have a plural of another form, so that in the singular a determiner goes before them.
 GENDERS = {
     "m": "Mann Arzt König Gast Vater Bruder Sohn Freund Hund Fuchs Apfel Brief Roman Mantel Hut Zug Tisch Stuhl Baum Witz Bahnhof Garten Park Wald",
     "f": "Frau Mutter Tochter Katze Kuh Maus Banane Zwiebel Suppe Zeitung Jacke Lampe Tasche Uhr Rose Brücke Tür Reise Frage Küche Stadt Schule",
-    "n": "Kind Pferd Ei Brot Wasser Buch Hemd Kleid Auto Boot Radio Bild Bett Sofa Haus Konzert Lied Wort Problem Büro Kino Museum Dorf",
+    "n": "Kind Pferd Ei Buch Hemd Kleid Auto Boot Radio Bild Bett Sofa Haus Konzert Lied Wort Problem Büro Kino Museum Dorf",
 }
 # For each gender what may stand before an adjective, and the ending that the adjective has then.
 ENDINGS = {
@@ -225,7 +244,7 @@ def test_articles_and_endings_agree_with_the_gender_of_the_noun(german: list[str
                 if adjective is not None and article_like(adjective):
                     first, adjective = adjective, None
                 article = article_like(first)
-                if article is None:
+                if article is None or adjective in ("im", "ins", "am", "ans", "zum", "zur", "vom"):
                     continue
                 num_checked[gender] += 1
                 assert article in ENDINGS[gender], (match.group(), text)
@@ -275,9 +294,3 @@ def test_sizes_are_positive_numbers(tmp_path: Path, value: str) -> None:
     assert done.returncode == 2
     assert value in done.stderr
     assert not (tmp_path / "data").exists()
-
-
-def test_the_whole_corpus_takes_less_than_five_seconds() -> None:
-    start = time.process_time()
-    generate(train=20_000, dev=500, test=500, seed=3)
-    assert time.process_time() - start < 5

@@ -1,6 +1,5 @@
-"""A toy language pair, small enough to train on in a second: digit words are translated word by word and the order is reversed."""
+"""Trainers on the toy language of `toy.py`."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,7 @@ from mtkit.training.prepare import open_shards, prepare_data
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Place, Trainer
-
-ENGLISH = "zero one two three four five six seven eight nine".split()
-GERMAN = "null eins zwei drei vier fünf sechs sieben acht neun".split()
-
-TOY: codec.Tree = {
-    "tokenizer": {"vocab_size": 44, "byte_fallback": False},
-    "model": {"d_model": 16, "ffn_dim": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.3},
-    "optim": {"lr": 3e-3, "warmup_steps": 5},
-    "batch": {"batch_tokens": 120, "max_tokens": 120},
-    "training": {"max_steps": 12, "precision": "fp32", "log_every_steps": 4},
-    "validation": {"every_steps": None, "translate": False, "metric": "loss"},
-    "checkpoint": {"every_steps": 4, "every_minutes": None, "keep_last": 20},
-}
+from tests.training.toy import TOY, toy_data, write_toy_text
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +26,14 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with train.en, train.de, dev.en and dev.de."""
-    directory = tmp_path_factory.mktemp("toy")
-    rng = random.Random(7)
-    for name, count in (("train", 120), ("dev", 15)):
-        sentences = [[rng.randrange(10) for _ in range(rng.randint(1, 9))] for _ in range(count)]
-        (directory / f"{name}.en").write_text("".join(" ".join(ENGLISH[digit] for digit in digits) + "\n" for digits in sentences))
-        (directory / f"{name}.de").write_text("".join(" ".join(GERMAN[digit] for digit in reversed(digits)) + "\n" for digits in sentences))
-    return directory
+    return write_toy_text(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")
 def toy_shards(toy_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy text as shards."""
     output = tmp_path_factory.mktemp("toy-run")
-    tree: codec.Tree = {
-        **TOY,
-        "data": {"train": [str(toy_text / "train.en"), str(toy_text / "train.de")], "dev": [str(toy_text / "dev.en"), str(toy_text / "dev.de")]},
-    }
+    tree: codec.Tree = {**TOY, "data": toy_data(toy_text)}
     return prepare_data(codec.from_dict(TrainConfig, tree), output, num_workers=1, say=lambda _line: None)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from mtkit.training.loss import smoothed_cross_entropy
 
@@ -15,10 +15,10 @@ def test_equals_torch_forward_and_gradient(label_smoothing: float) -> None:
     loss, nll = smoothed_cross_entropy(logits_NV, target_N, label_smoothing=label_smoothing)
     (loss * 0.3).backward()
     ours, logits_NV.grad = logits_NV.grad, None
-    expected = F.cross_entropy(logits_NV, target_N, label_smoothing=label_smoothing, reduction="sum")
+    expected = functional.cross_entropy(logits_NV, target_N, label_smoothing=label_smoothing, reduction="sum")
     (expected * 0.3).backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(nll, F.cross_entropy(logits_NV, target_N, reduction="sum").detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(nll, functional.cross_entropy(logits_NV, target_N, reduction="sum").detach(), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(ours, logits_NV.grad, rtol=1e-5, atol=1e-6)
 
 
@@ -43,7 +43,9 @@ def test_half_precision_logits_are_summed_in_fp32() -> None:
     target_N = torch.arange(64)
     loss, _ = smoothed_cross_entropy(logits_NV, target_N, label_smoothing=0.1)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, F.cross_entropy(logits_NV.float(), target_N, label_smoothing=0.1, reduction="sum"), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        loss, functional.cross_entropy(logits_NV.float(), target_N, label_smoothing=0.1, reduction="sum"), rtol=1e-5, atol=1e-3
+    )
 
 
 def test_huge_logits_stay_finite() -> None:

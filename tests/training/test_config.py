@@ -1,0 +1,141 @@
+from typing import Any
+
+import pytest
+
+from mtkit import config as codec
+from mtkit.errors import ConfigError
+from mtkit.model.config import MODEL_PRESETS
+from mtkit.training.config import PRESETS, TrainConfig, preset, refused_changes
+
+
+def build(*overrides: str) -> TrainConfig:
+    return codec.resolve(TrainConfig, [codec.Layer(name="test", data=codec.parse_override(text)) for text in overrides]).config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_config(name: str) -> None:
+    resolved = codec.resolve(TrainConfig, [preset(name)])
+    assert resolved.config.model == MODEL_PRESETS[name]
+    assert set(resolved.origins.values()) == {f"preset {name}"}
+
+
+def test_there_is_a_preset_for_every_model() -> None:
+    assert set(PRESETS) == set(MODEL_PRESETS)
+    with pytest.raises(ConfigError, match="there is no preset 'huge'") as error:
+        preset("huge")
+    assert error.value.hint == "Presets: tiny, small, base, big, deep"
+
+
+def test_the_defaults_are_the_paper_s_base_model() -> None:
+    config = TrainConfig()
+    assert codec.resolve(TrainConfig, [preset("base")]).config == config
+    assert (config.training.max_steps, config.optim.warmup_steps, config.batch.batch_tokens) == (100_000, 4000, 25_000)
+    assert (config.optim.beta1, config.optim.beta2, config.optim.eps, config.optim.label_smoothing) == (0.9, 0.98, 1e-9, 0.1)
+
+
+def test_a_saved_config_gives_the_same_config_back() -> None:
+    config = build("data.train=['a.en', 'a.de']", "training.max_tokens=5", "validation.search.beam_size=2", "training.ema_decay=0.99")
+    assert codec.from_dict(TrainConfig, codec.to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["seed=-1"], "seed (test) must not be negative, but is -1"),
+        (["data.shards=s", "data.dev=['d.en', 'd.de']"], "data.shards (test) and train or dev exclude each other"),
+        (["batch.batch_tokens=0"], "batch.batch_tokens (test) must be at least 1, but is 0"),
+        (["batch.max_tokens=0"], "batch.max_tokens (test) must be at least 1, but is 0"),
+        (["training.max_epochs=0"], "training.max_epochs (test) must be positive, but is 0"),
+        (["training.max_minutes=-0.5"], "training.max_minutes (test) must be positive, but is -0.5"),
+        (["training.max_steps=none"], "training: max_steps, max_epochs, max_tokens or max_minutes must be given"),
+        (["training.ema_decay=1"], "training.ema_decay (test) must be between 0 and 1, but is 1.0"),
+        (["training.log_every_steps=0"], "training.log_every_steps (test) must be at least 1"),
+        (["training.max_skipped_in_row=0"], "training.max_skipped_in_row (test) must be at least 1"),
+        (["validation.every_steps=0"], "validation.every_steps (test) must be at least 1, but is 0"),
+        (["validation.every_minutes=0"], "validation.every_minutes (test) must be positive, but is 0.0"),
+        (["validation.patience=0"], "validation.patience (test) must be at least 1, but is 0"),
+        (["validation.translate=false"], "validation.metric is bleu, which needs translate = true"),
+        (["validation.translate=false", "validation.metric=chrf"], "validation.metric (test) is chrf, which needs translate = true"),
+        (["validation.metric=ter"], "validation.metric (test) must be one of loss, bleu, chrf, but is 'ter'"),
+        (["optim.schedule=cosine", "training.max_steps=none", "training.max_epochs=3"], "optim.schedule = cosine needs training.max_steps"),
+        (["training.max_steps=1.5"], "training.max_steps (test) must be a whole number or none, but is 1.5"),
+        (["tokenizer.joint=false"], "model.tie_embeddings = three-way needs one vocabulary for both languages, but tokenizer.joint is false"),
+    ],
+)
+def test_what_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(*overrides)
+    assert error.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["validation.translate=false", "validation.metric=loss"],
+        ["training.max_steps=none", "training.max_minutes=0.1"],
+        ["tokenizer.joint=false", "model.tie_embeddings=decoder"],
+        ["tokenizer.joint=false", "data.shards=somewhere"],  # the tokenizer is that of the shards
+        ["optim.schedule=linear"],
+        ["validation.every_steps=none", "checkpoint.every_steps=none", "checkpoint.every_minutes=none"],
+    ],
+)
+def test_what_is_not_refused(overrides: list[str]) -> None:
+    build(*overrides)
+
+
+def changes(*overrides: str, base: tuple[str, ...] = ()) -> list[str]:
+    return refused_changes(codec.to_dict(build(*base)), build(*base, *overrides))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.max_steps=200000",
+        "training.max_epochs=3",
+        "training.max_minutes=5",
+        "training.max_tokens=100",
+        "training.log_every_steps=1",
+        "validation.every_steps=7",
+        "validation.every_minutes=7",
+        "validation.patience=3",
+        "checkpoint.keep_last=1",
+        "checkpoint.every_minutes=none",
+        "data.train=['moved/a.en', 'moved/a.de']",
+        "tokenizer.vocab_size=10",
+        "preprocess.shard_pairs=100000",
+    ],
+)
+def test_a_run_goes_on_with_another(override: str) -> None:
+    assert changes(override) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("seed=2", "seed: 1 -> 2"),
+        ("optim.lr=1e-3", "optim.lr: none -> 0.001"),
+        ("model.dropout=0.2", "model.dropout: 0.1 -> 0.2"),
+        ("batch.batch_tokens=100", "batch.batch_tokens: 25000 -> 100"),
+        ("batch.max_tokens=100", "batch.max_tokens: 8192 -> 100"),
+        ("training.ema_decay=0.9", "training.ema_decay: none -> 0.9"),
+        ("training.precision=fp32", "training.precision: 'auto' -> 'fp32'"),
+        ("validation.metric=chrf", "validation.metric: 'bleu' -> 'chrf'"),
+        ("validation.search.beam_size=5", "validation.search.beam_size: 4 -> 5"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another(override: str, line: str) -> None:
+    assert changes(override) == [line]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_last_step_is_part_of_a_schedule_that_ends_there(schedule: str) -> None:
+    base = (f"optim.schedule={schedule}",)
+    assert changes("training.max_steps=9", base=base) == ["training.max_steps: 100000 -> 9"]
+    for other in ("training.max_epochs=3", "training.max_tokens=100", "training.max_minutes=1"):
+        assert changes(other, base=base) == []
+
+
+def test_a_config_of_an_older_version_is_compared_key_by_key() -> None:
+    old: dict[str, Any] = codec.to_dict(build())
+    del old["optim"]["clip_norm"]
+    assert refused_changes(old, build()) == ["optim.clip_norm: none -> 1.0"]

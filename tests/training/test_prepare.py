@@ -1,0 +1,179 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mtkit import config as codec
+from mtkit.data.corpus import parse_corpus
+from mtkit.data.preprocess import PreprocessConfig, preprocess
+from mtkit.data.shards import ShardSet
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
+from mtkit.files import MANIFEST_NAME
+from mtkit.training import prepare
+from mtkit.training.config import TrainConfig
+from mtkit.training.prepare import open_shards, prepare_data
+from tests.training.toy import TOY, toy_data
+
+
+def config(text: Path, *overrides: str) -> TrainConfig:
+    layers = [codec.Layer(name="toy", data={**TOY, "data": toy_data(text)})]
+    return codec.resolve(TrainConfig, layers + [codec.Layer(name="test", data=codec.parse_override(override)) for override in overrides]).config
+
+
+def make(text: Path, output: Path, *overrides: str) -> list[str]:
+    """Prepare the data; returns what was said."""
+    said: list[str] = []
+    assert prepare_data(config(text, *overrides), output, num_workers=1, say=said.append) == output / "data" / "shards"
+    return said
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(path.relative_to(directory)): (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def text(toy_text: Path, tmp_path: Path) -> Path:
+    """The toy text as a copy that a test may change."""
+    return Path(shutil.copytree(toy_text, tmp_path / "text"))
+
+
+def append(path: Path, line: str) -> None:
+    path.write_text(path.read_text() + line + "\n")
+
+
+def test_text_becomes_a_tokenizer_and_shards(text: Path, tmp_path: Path) -> None:
+    said = make(text, tmp_path / "run")
+    assert said[0] == "training a tokenizer of 44 pieces"
+    assert "120" in said[-1]
+    shards, dev = open_shards(tmp_path / "run" / "data" / "shards")
+    assert shards.num_pairs == 120
+    assert shards.tokenizer.src_vocab_size == 44
+    assert shards.tokenizer.fingerprint == Tokenizer.load(tmp_path / "run" / "data" / "tokenizer").fingerprint
+    src_lines, tgt_lines = ((text / f"train.{side}").read_text().split("\n")[:-1] for side in ("en", "de"))
+    assert shards.tokenizer.decode([shards.src(5).tolist()], "src") == [src_lines[5]]
+    assert shards.tokenizer.decode([shards.tgt(5).tolist()], "tgt") == [tgt_lines[5]]
+    assert list(dev.src_lines) == (text / "dev.en").read_text().split("\n")[:-1]
+    assert list(dev.tgt_lines) == (text / "dev.de").read_text().split("\n")[:-1]
+
+
+def test_the_second_time_nothing_is_written(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    assert make(text, tmp_path / "run") == []
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_a_moved_file_is_the_same_text(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    text.rename(tmp_path / "elsewhere")
+    assert make(tmp_path / "elsewhere", tmp_path / "run") == []
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "override", "difference"),
+    [
+        ("train.de", "seed=1", "train: "),
+        ("dev.en", "seed=1", "dev: "),
+        (None, "tokenizer.vocab_size=43", "tokenizer.vocab_size: 44 -> 43"),
+        (None, "preprocess.filters.max_length=5", "preprocess.filters.max_length: "),
+        (None, "data.src_lang=en", "languages: "),
+    ],
+)
+def test_other_text_or_settings_do_not_pass_for_the_old(text: Path, tmp_path: Path, change: str | None, override: str, difference: str) -> None:
+    make(text, tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    if change is not None:
+        append(text / change, "drei")
+    with pytest.raises(ConfigError, match="was made from other text or with another config: ") as error:
+        make(text, tmp_path / "run", override)
+    assert difference in error.value.message
+    assert "; " not in error.value.message, "one difference, one line"
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_sides_that_change_places_are_other_text(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match="train: "):
+        make(text, tmp_path / "run", f"data.train=['{text}/train.de', '{text}/train.en']")
+
+
+def test_what_an_unfinished_attempt_left_is_used_for_the_same_text_only(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(prepare, "preprocess", stop)
+        make(text, tmp_path / "run")
+    directory = tmp_path / "run" / "data"
+    first = (directory / "tokenizer" / MANIFEST_NAME).read_bytes()
+    assert not (directory / "shards").exists()
+    same = make(text, shutil.copytree(tmp_path / "run", tmp_path / "same"))
+    assert not any(line.startswith("training a tokenizer") for line in same)
+    assert (tmp_path / "same" / "data" / "tokenizer" / MANIFEST_NAME).read_bytes() == first
+    for _ in range(30):
+        append(text / "train.en", "eleven twelve")
+        append(text / "train.de", "zwölf elf")
+    other = make(text, tmp_path / "run")
+    assert other[0].startswith("training a tokenizer")
+    assert (directory / "tokenizer" / MANIFEST_NAME).read_bytes() != first
+    make(text, tmp_path / "fresh")
+    assert ShardSet.open(directory / "shards").fingerprint == ShardSet.open(tmp_path / "fresh" / "data" / "shards").fingerprint
+    assert make(text, tmp_path / "run") == []
+
+
+def test_shards_that_are_named_are_used_as_they_are(toy_shards: Path, tmp_path: Path) -> None:
+    named = codec.from_dict(TrainConfig, {"data": {"shards": str(toy_shards)}})
+    assert prepare_data(named, tmp_path / "run", num_workers=1, say=lambda _line: None) == toy_shards
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "message"),
+    [
+        ("data.train=[]", UsageError, "no training data was given"),
+        ("data.dev=[]", UsageError, "no dev set was given"),
+        ("data.train=['nowhere.en', 'nowhere.de']", DataError, "nowhere.en"),
+        ("data.dev=['nowhere.en', 'nowhere.de']", DataError, "nowhere.en"),
+        ("tokenizer.vocab_size=3000", ConfigError, "vocab_size"),
+    ],
+)
+def test_what_cannot_be_prepared(text: Path, tmp_path: Path, override: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make(text, tmp_path / "run", override)
+    make(text, tmp_path / "run")
+
+
+def test_source_and_target_of_other_lengths(text: Path, tmp_path: Path) -> None:
+    append(text / "train.en", "one")
+    with pytest.raises(DataError, match=r"train\.en.*train\.de"):
+        make(text, tmp_path / "run")
+
+
+def shard_set(text: Path, output: Path, *, dev: bool = True) -> Path:
+    held_out = {"dev": parse_corpus([str(text / "dev.en"), str(text / "dev.de")])} if dev else {}
+    train = parse_corpus([str(text / "train.en"), str(text / "train.de")])
+    tokenizer = Tokenizer.load(output.parent / "run" / "data" / "tokenizer")
+    preprocess(train, held_out=held_out, tokenizer=tokenizer, output=output, config=PreprocessConfig())
+    return output
+
+
+def test_shards_without_a_usable_dev_set_are_refused(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    with pytest.raises(ArtefactError, match="holds no dev set"):
+        open_shards(shard_set(text, tmp_path / "without", dev=False))
+    (text / "dev.en").write_text("one\n \n\n")
+    (text / "dev.de").write_text("eins\nzwei\n\n")
+    _, dev = open_shards(shard_set(text, tmp_path / "blank"))
+    assert (list(dev.src_lines), list(dev.tgt_lines)) == (["one"], ["eins"]), "a blank side takes the other one with it"
+
+
+def test_the_description_of_the_source_is_complete(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run", "data.src_lang=en")
+    source = json.loads((tmp_path / "run" / "data" / "source.json").read_text())
+    assert source["files"].keys() == {str(text / f"{name}.{side}") for name in ("train", "dev") for side in ("en", "de")}
+    assert all(len(fingerprint) == 64 for fingerprint in source["files"].values())
+    assert source["languages"] == ["en", None]

@@ -1,0 +1,91 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtkit import config as codec
+from mtkit.errors import ConfigError, MTKitError
+from mtkit.training.config import TrainConfig
+from mtkit.training.run import RunDirectory
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mtkit.training.run import RunDirectory
+with RunDirectory(path=Path(sys.argv[1])).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def config(**changes: object) -> TrainConfig:
+    return codec.from_dict(TrainConfig, changes)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path / "new" / "run")
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run.path)], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            with pytest.raises(MTKitError, match=f"is in use by process {holder.pid} on {os.uname().nodename}\n") as error, run.lock():
+                pass
+            assert str(error.value).startswith(str(run.path))
+            assert error.value.exit_code == 1
+        finally:
+            holder.send_signal(signal.SIGKILL)
+    with run.lock():
+        assert (run.path / "run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}\n"
+
+
+def test_the_lock_is_let_go_when_the_block_fails(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    with pytest.raises(ZeroDivisionError), run.lock():
+        raise ZeroDivisionError
+    with run.lock():
+        pass
+
+
+def test_a_lock_is_no_matter_of_the_name_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text("process 1 on elsewhere\n")  # left by a process that was killed
+    with RunDirectory(path=tmp_path).lock():
+        pass
+
+
+def test_a_new_run_saves_its_config(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    assert not run.has_checkpoints()
+    run.adopt_config(config(seed=1))
+    run.adopt_config(config(seed=2))  # nothing was trained with the first
+    assert codec.from_dict(TrainConfig, json.loads((tmp_path / "config.json").read_text())) == config(seed=2)
+
+
+def test_a_run_that_has_begun_keeps_what_shapes_it(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    run.adopt_config(config(seed=1))
+    (run.checkpoints / "step-0000010").mkdir(parents=True)
+    assert run.has_checkpoints()
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="holds a run with another config: model.dropout: 0.1 -> 0.3; seed: 1 -> 2") as error:
+        run.adopt_config(config(seed=2, model={"dropout": 0.3}, training={"max_steps": 9}))
+    assert error.value.exit_code == 2
+    assert "another --output" in (error.value.hint or "")
+    assert (tmp_path / "config.json").read_bytes() == before
+    run.adopt_config(config(seed=1, training={"max_steps": 9}))
+    assert json.loads((tmp_path / "config.json").read_text())["training"]["max_steps"] == 9
+
+
+@pytest.mark.parametrize("name", [".step-0000010.tmp-12-0123abcd", "notes.txt"])
+def test_other_things_beside_checkpoints_are_no_run(tmp_path: Path, name: str) -> None:
+    run = RunDirectory(path=tmp_path)
+    (run.checkpoints / name).mkdir(parents=True)
+    assert not run.has_checkpoints()
+
+
+def test_where_things_are(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in (run.checkpoints, run.metrics, run.model)] == ["checkpoints", "metrics.jsonl", "model"]

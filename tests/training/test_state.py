@@ -1,0 +1,154 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtkit.checkpoint.format import parameters_by_name, read_tensors, write_tensors
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError
+from mtkit.files import write_json
+from mtkit.training.state import TrainState, optimizer_tensors, read_state, restore_optimizer
+
+FULL = TrainState(
+    step=12,
+    epoch=3,
+    position=4,
+    num_tgt_tokens=567,
+    num_skipped=2,
+    num_skipped_in_row=1,
+    elapsed_s=8.25,
+    best_value=3.5,
+    best_step=8,
+    num_bad_validations=1,
+    scores={"loss": 3.75},
+    scores_step=12,
+    scaler={"scale": 1024.0, "num_clean": 3.0},
+)
+
+
+def test_every_field_survives(tmp_path: Path) -> None:
+    assert all(getattr(FULL, field.name) != getattr(TrainState(), field.name) for field in dataclasses.fields(TrainState)), "else nothing is tested"
+    for state in (FULL, TrainState()):
+        write_json(tmp_path / "state.json", state.to_json())
+        assert read_state(tmp_path) == state
+
+
+def test_a_checkpoint_shows_scores_of_its_own_step_only() -> None:
+    state = dataclasses.replace(FULL, step=16)
+    assert FULL.to_json()["scores"] == {"loss": 3.75}
+    assert state.to_json()["scores"] == {}
+    assert TrainState.from_json(json.loads(json.dumps(state.to_json())), path=Path("state.json")).scores == {"loss": 3.75}
+
+
+@pytest.mark.parametrize(("metric", "values", "best"), [("loss", [3.0, 2.0, 2.5, 2.0], 2), ("bleu", [3.0, 2.0, 4.5, 4.5], 3)])
+def test_the_best_and_the_wait_since(metric: Any, values: list[float], best: int) -> None:
+    state = TrainState()
+    found = []
+    for step, value in enumerate(values, start=1):
+        state.step = step
+        found.append(state.record_validation({metric: value}, metric=metric))
+    assert found == [step in (1, best) for step in (1, 2, 3, 4)]
+    assert (state.best_step, state.best_value) == (best, values[best - 1])
+    assert state.num_bad_validations == 4 - best
+    assert state.scores_step == 4
+
+
+def test_a_validation_without_the_metric_is_neither_good_nor_bad() -> None:
+    state = TrainState()
+    assert not state.record_validation({"loss": 1.0}, metric="bleu")
+    assert (state.best_step, state.num_bad_validations) == (None, 0)
+    assert state.scores == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "has format 2, this mtkit reads format 1"),
+        ({"position": None}, "is not the state of a training run: KeyError"),
+        ("all", "is not the state of a training run: TypeError"),
+    ],
+)
+def test_a_state_that_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    value: Any = FULL.to_json()
+    if change == "all":
+        value = [value]
+    elif change == {"position": None}:
+        del value["position"]
+    else:
+        value |= change
+    write_json(tmp_path / "state.json", value)
+    with pytest.raises(ArtefactError, match=message):
+        read_state(tmp_path)
+
+
+def optimizer_of(shape: tuple[int, ...], *, num_updates: int) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, str]]:
+    torch.manual_seed(1)
+    names: dict[torch.Tensor, str] = {torch.nn.Parameter(torch.randn(shape)): "a", torch.nn.Parameter(torch.randn(2)): "b"}
+    optimizer = torch.optim.Adam(names, lr=0.1, fused=True)
+    for _ in range(num_updates):
+        for parameter in names:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return optimizer, names
+
+
+def test_the_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    optimizer, names = optimizer_of((3, 4), num_updates=5)
+    write_tensors(tmp_path / "optimizer.safetensors", optimizer_tensors(optimizer, names))
+    assert set(read_tensors(tmp_path / "optimizer.safetensors")) == {f"{key}/{name}" for key in ("exp_avg", "exp_avg_sq", "step") for name in "ab"}
+    fresh, fresh_names = optimizer_of((3, 4), num_updates=0)
+    restore_optimizer(fresh, fresh_names, tmp_path / "optimizer.safetensors")
+    for (parameter, name), other in zip(fresh_names.items(), names, strict=True):
+        with torch.no_grad():
+            parameter.copy_(other)
+        parameter.grad = other.grad = torch.full_like(parameter, 0.5)
+        assert float(fresh.state[parameter]["step"]) == 5.0, name
+    fresh.step()
+    optimizer.step()
+    for parameter, other in zip(fresh_names, names, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=0)
+
+
+def test_an_optimizer_before_its_first_update_has_no_state(tmp_path: Path) -> None:
+    optimizer, names = optimizer_of((3, 4), num_updates=0)
+    write_tensors(tmp_path / "optimizer.safetensors", optimizer_tensors(optimizer, names))
+    restore_optimizer(optimizer, names, tmp_path / "optimizer.safetensors")
+    assert not optimizer.state
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "optimizer.safetensors"
+    optimizer, names = optimizer_of((3, 5), num_updates=1)
+    tensors = optimizer_tensors(optimizer, names)
+    write_tensors(path, tensors)
+    with pytest.raises(ArtefactError, match="a has another shape than the model's"):
+        restore_optimizer(*optimizer_of((3, 4), num_updates=0), path)
+    del tensors["exp_avg_sq/b"]
+    write_tensors(path, tensors)
+    with pytest.raises(ArtefactError, match="has no tensor 'exp_avg_sq/b'"):
+        restore_optimizer(*optimizer_of((3, 5), num_updates=0), path)
+
+
+def test_the_files_of_a_checkpoint(make_trainer: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.max_steps=2", "training.ema_decay=0.5")
+    list(trainer.train())
+    path = trainer.manager.stored()[-1].path
+    assert {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} == {
+        "MANIFEST.json",
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer.model",
+        "trained.safetensors",
+    }
+    trained, average = read_tensors(path / "trained.safetensors"), read_tensors(path / "model.safetensors")
+    for name, tensor in parameters_by_name(trainer.updater.model).items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(average[name], trainer.updater.ema[name], rtol=0, atol=0)
+    assert Tokenizer.read_files(path / "tokenizer").src_vocab_size == 44

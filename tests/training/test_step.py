@@ -1,0 +1,186 @@
+"""Updates. That processes one after the other have the gradient of one is in `test_trainer.py`; here they are real processes."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.checkpoint.format import parameters_by_name, read_tensors
+from mtkit.data.shards import ShardSet
+from mtkit.distributed import World
+from tests.helpers import REPOSITORY
+from tests.training import ranks
+
+
+@pytest.fixture(scope="module")
+def shards(toy_shards: Path) -> ShardSet:
+    return ShardSet.open(toy_shards)
+
+
+def close(left: dict[str, Tensor], right: dict[str, Tensor], *, relative: float) -> None:
+    """Compare by the length of the difference, which rounding in single small numbers does not upset."""
+    assert left.keys() == right.keys()
+    for name, tensor in right.items():
+        assert float((left[name] - tensor).norm()) <= relative * float(tensor.norm()), name
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    tensors: list[dict[str, dict[str, Tensor]]]
+    facts: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two(toy_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What two real processes, connected by gloo, have computed."""
+    output = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    common["PYTHONPATH"] = str(REPOSITORY)
+    command = [sys.executable, "-m", "tests.training.ranks", str(toy_shards), str(output)]
+    workers = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=REPOSITORY) for rank in range(2)]
+    try:
+        assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    names = ("first", "last", "weights")
+    return Ranks(
+        tensors=[{name: read_tensors(output / f"{name}-{rank}.safetensors") for name in names} for rank in range(2)],
+        facts=[json.loads((output / f"facts-{rank}.json").read_text()) for rank in range(2)],
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(shards: ShardSet) -> Ranks:
+    """The same updates on one process, which takes twice as many micro-batches."""
+    tensors, facts = ranks.compute(shards, World())
+    return Ranks(tensors=[tensors], facts=[facts])
+
+
+def test_both_processes_have_the_gradient_of_one_with_twice_the_accumulation(two: Ranks, alone: Ranks) -> None:
+    for rank in range(2):
+        close(two.tensors[rank]["first"], alone.tensors[0]["first"], relative=2e-6)
+
+
+def test_a_process_without_work_does_not_change_the_gradient(two: Ranks, alone: Ranks, shards: ShardSet) -> None:
+    plan = ranks.make_plan(shards, world_size=2)
+    assert len(plan.update(plan.num_updates - 1)) % 2 == 1, "else no process is idle"
+    idle = next(ranks.batches(shards, World(rank=1, local_rank=1, size=2), position=plan.num_updates - 1))
+    assert idle.weights[-1] == 0.0
+    for rank in range(2):
+        close(two.tensors[rank]["last"], alone.tensors[0]["last"], relative=2e-6)
+
+
+def test_gradients_travel_once_per_update(two: Ranks) -> None:
+    assert [facts["exchanges"] for facts in two.facts] == [[1, 1, 1]] * 2, "not once per micro-batch"
+
+
+def test_both_processes_stay_the_same_model(two: Ranks, alone: Ranks) -> None:
+    for name, tensor in two.tensors[0]["weights"].items():
+        torch.testing.assert_close(two.tensors[1]["weights"][name], tensor, rtol=0, atol=0)
+    close(two.tensors[0]["weights"], alone.tensors[0]["weights"], relative=1e-4)
+
+
+def test_both_processes_report_the_sums_over_both(two: Ranks, alone: Ranks) -> None:
+    assert two.facts[0]["results"] == two.facts[1]["results"]
+    for both, one in zip(two.facts[0]["results"], alone.facts[0]["results"], strict=True):
+        assert both[:3] == pytest.approx(one[:3], rel=1e-5)
+        assert (both[3], one[3]) == (True, True)
+        assert (both[4], one[4]) == ([2.0, 1.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_processes_share_an_update_without_overlap(shards: ShardSet, size: int) -> None:
+    plan = ranks.make_plan(shards, world_size=size)
+    rows = [list(ranks.batches(shards, World(rank=rank, local_rank=rank, size=size), position=0)) for rank in range(size)]
+    assert len({len(row) for row in rows}) == 1, "every process takes part in every update"
+    total = 0
+    for position, shares in enumerate(zip(*rows, strict=True)):
+        assert len({len(share.micro_batches) for share in shares}) == 1
+        real = [batch for share in shares for batch, weight in zip(share.micro_batches, share.weights, strict=True) if weight]
+        num_tokens = sum(batch.num_tgt_tokens for batch in real)
+        assert {share.num_tgt_tokens for share in shares} == {num_tokens}
+        assert num_tokens == sum(int((shards.tgt_lengths[group] + 1).sum()) for group in plan.update(position))
+        seeds = [seed for share in shares for seed in share.seeds]
+        assert len(set(seeds)) == len(seeds), "no two micro-batches drop the same units"
+        total += num_tokens
+    assert total == int((shards.tgt_lengths + 1).sum())
+
+
+def test_starting_in_the_middle_gives_the_rest(shards: ShardSet) -> None:
+    whole = list(ranks.batches(shards, World(), position=0))
+    rest = list(ranks.batches(shards, World(), position=3))
+    assert len(rest) == len(whole) - 3
+    for left, right in zip(whole[3:], rest, strict=True):
+        assert left.seeds == right.seeds
+        assert all(torch.equal(a.src_BS, b.src_BS) for a, b in zip(left.micro_batches, right.micro_batches, strict=True))
+
+
+def test_dropout_depends_on_the_micro_batch_not_on_what_was_drawn_before(shards: ShardSet) -> None:
+    updater = ranks.make_updater(shards, World())
+    batch = next(ranks.batches(shards, World(), position=0))
+    first = ranks.take_gradients(updater, batch)
+    torch.rand(100)
+    again = ranks.take_gradients(updater, batch)
+    other = ranks.take_gradients(updater, dataclasses.replace(batch, seeds=[seed + 1 for seed in batch.seeds]))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_one_update_is_adam_on_the_clipped_gradient(shards: ShardSet) -> None:
+    updater = ranks.make_updater(shards, World())
+    batch = next(ranks.batches(shards, World(), position=0))
+    before = {name: tensor.clone() for name, tensor in parameters_by_name(updater.model).items()}
+    gradients = ranks.take_gradients(updater, batch)
+    norm = float(torch.cat([gradient.flatten() for gradient in gradients.values()]).norm())
+    assert norm > 1.0, "else clipping is not tested"
+    result = updater.run(batch, lr=1e-2)
+    assert result.gradient_norm == pytest.approx(norm, rel=1e-5)
+    for name, after in parameters_by_name(updater.model).items():
+        clipped = gradients[name] / norm
+        # Adam's first step: the bias corrections cancel the decays.
+        expected = before[name] - 1e-2 * clipped / (clipped.abs() + 1e-9)
+        moved = clipped.abs() > 1e-6
+        torch.testing.assert_close(after[moved], expected[moved], rtol=1e-4, atol=1e-6)
+
+
+def test_the_moving_average_is_lent_and_given_back(shards: ShardSet) -> None:
+    updater = ranks.make_updater(shards, World())
+    updater.ema = {name: torch.full_like(tensor, 0.25) for name, tensor in parameters_by_name(updater.model).items()}
+    trained = {name: tensor.clone() for name, tensor in parameters_by_name(updater.model).items()}
+
+    def borrow() -> None:
+        with updater.weights_for_use() as model:
+            assert not model.training
+            assert all(bool((tensor == 0.25).all()) for tensor in parameters_by_name(model).values())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        borrow()
+    assert updater.model.training
+    assert all(torch.equal(trained[name], tensor) for name, tensor in parameters_by_name(updater.model).items())
+
+
+def test_the_moving_average_by_hand(shards: ShardSet) -> None:
+    updater = ranks.make_updater(shards, World())
+    name = "src_embedding.weight"
+    updater.ema = {key: tensor.clone() for key, tensor in parameters_by_name(updater.model).items()}
+    updater._ema_decay = 0.75
+    expected = updater.ema[name].numpy().astype(np.float64)
+    for batch in (batch for _, batch in zip(range(3), ranks.batches(shards, World(), position=0), strict=False)):
+        updater.run(batch, lr=1e-2)
+        expected = 0.75 * expected + 0.25 * parameters_by_name(updater.model)[name].numpy()
+    np.testing.assert_allclose(updater.ema[name].numpy(), expected, rtol=1e-5, atol=1e-7)
