@@ -101,13 +101,14 @@ class CheckpointManager:
     def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
         """Write a checkpoint: the block fills a directory that becomes `step-NNNNNNN` when the block ends. Then older ones are removed.
 
-        A damaged or foreign directory of that name is moved out of the way, not overwritten in place.
+        An earlier checkpoint of the same step is replaced once the new one is complete; anything else of that name is moved out of the way.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:07d}"
-        if path.exists():
+        is_again = any(checkpoint.path == path for checkpoint in self.stored())
+        if path.exists() and not is_again:
             path.rename(temporary_name(path))
-        with atomic_directory(path, kind="checkpoint", config=config, inputs=inputs) as temporary:
+        with atomic_directory(path, kind="checkpoint", config=config, inputs=inputs, overwrite=is_again) as temporary:
             yield temporary
         self.prune()
 

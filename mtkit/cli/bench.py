@@ -31,7 +31,7 @@ def preprocess(
     src: Annotated[Path | None, typer.Option("--src", help="Source text; default: generated.")] = None,
     tgt: Annotated[Path | None, typer.Option("--tgt", help="Target text.")] = None,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Default: one of 8000 pieces, trained on the text.")] = None,
-    pairs: Annotated[int, typer.Option("--pairs", min=1000, help="Pairs of generated text.")] = 200_000,
+    pairs: Annotated[int, typer.Option("--pairs", min=50_000, help="Pairs of generated text, enough for the tokenizer.")] = 200_000,
     workers: Annotated[list[int] | None, typer.Option("--workers", min=1, help="Repeatable; default: 1 and one per core.")] = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,

@@ -44,11 +44,11 @@ class LiveDisplay:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)
         self._max_steps = max_steps
         self._last: dict[str, Record] = {}
         self._saved_at: float | None = None
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=2)  # renders at once
 
     def __enter__(self) -> "LiveDisplay":
         self._live.start()

@@ -89,13 +89,14 @@ def train(
 
     world = read_environment()
     if num_processes > 1 and world.size == 1:
-        if not dry_run:
-            from mtkit.training.prepare import prepare_data
+        from mtkit.training.prepare import prepare_data
 
-            run = RunDirectory(path=output)
-            with run.lock():
-                run.adopt_config(config)
-                prepare_data(config, output, num_workers=num_workers, say=lambda line: console.say(line, quiet=quiet))
+        run = RunDirectory(path=output)
+        if not resume:  # what can be refused is refused before others are started, who would wait for this one
+            run.require_new()
+        with run.lock():
+            run.adopt_config(config)
+            prepare_data(config, output, num_workers=num_workers, say=lambda line: console.say(line, quiet=quiet))
         raise typer.Exit(launch(sys.argv[1:], num_processes=num_processes))
 
     import torch

@@ -48,6 +48,9 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
         raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
     directory = output / DATA_NAME
     train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
+    if not (shards_directory(config, output) / MANIFEST_NAME).is_file():
+        for corpus in (train, dev):
+            corpus.check()  # unequal sides show now, not after a tokenizer was trained on them
     source = _describe_source(config)
     if not (directory / SOURCE_NAME).exists() or _is_to_be_made_anew(directory, source):
         write_json(directory / SOURCE_NAME, source)

@@ -41,11 +41,18 @@ class MetricsFile:
         with open(self._path, "ab") as stream:
             stream.write((json.dumps(clean, ensure_ascii=False) + "\n").encode())
 
-    def cut_after(self, step: int) -> None:
-        """Remove the records after a step, a torn last line, and the end of an earlier session at this step: they will be made again."""
+    def cut_after(self, step: int, *, is_validated: bool) -> None:
+        """Remove what will be made again: the records after a step, a torn last line, and the end of an earlier session at this step.
+
+        Args:
+            step: Where the run goes on.
+            is_validated: Whether the results of a validation at this step are known there; otherwise its record is removed too.
+        """
         if self._path is None or not self._path.exists():
             return
-        kept = [record for record in read_metrics(self._path) if record["step"] <= step and record["kind"] != "end"]
+        again = {"end"} if is_validated else {"end", "valid"}
+        records = [record for record in read_metrics(self._path) if record["kind"] != "end"]
+        kept = [record for record in records if record["step"] < step or (record["step"] == step and record["kind"] not in again)]
         with atomic_file(self._path) as stream:
             for record in kept:
                 stream.write((json.dumps(record, ensure_ascii=False) + "\n").encode())

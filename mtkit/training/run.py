@@ -18,7 +18,7 @@ from typing import Any
 
 from mtkit import config as codec
 from mtkit.checkpoint.layout import CHECKPOINTS_NAME, FINAL_MODEL_NAME
-from mtkit.errors import ConfigError, MTKitError
+from mtkit.errors import ConfigError, MTKitError, UsageError
 from mtkit.files import read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes
 
@@ -80,6 +80,15 @@ class RunDirectory:
                     hint="Give the old values to go on with it, or choose another --output for a new run.",
                 )
         write_json(path, codec.to_dict(config))
+
+    def require_new(self) -> None:
+        """Refuse to go on where a run has begun.
+
+        Raises:
+            UsageError: It has.
+        """
+        if self.has_checkpoints():
+            raise UsageError(f"{self.path}: holds a run already", hint="Leave out --no-resume to go on with it, or choose another --output.")
 
     def has_checkpoints(self) -> bool:
         """Whether a run has begun here."""

@@ -9,7 +9,6 @@ import torch
 
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World, process_group
-from mtkit.errors import UsageError
 from mtkit.model.device import resolve_device, resolve_precision
 from mtkit.training.config import TrainConfig
 from mtkit.training.prepare import Say, open_shards, prepare_data, shards_directory
@@ -63,11 +62,12 @@ def open_session(
     place = Place(device=device, precision=resolve_precision(config.training.precision, device), world=world)
     with contextlib.ExitStack() as stack:
         if world.is_main:
-            if not resume and run.has_checkpoints():
-                raise UsageError(f"{output}: holds a run already", hint="Leave out --no-resume to go on with it, or choose another --output.")
+            if not resume:
+                run.require_new()
             stack.enter_context(run.lock())
             run.adopt_config(config)
-            prepare_data(config, output, num_workers=num_workers, say=say)
+            with stop.at_once():
+                prepare_data(config, output, num_workers=num_workers, say=say)
         # The other processes wait here until the main one has prepared the data.
         stack.enter_context(process_group(world, backend="nccl" if device.type == "cuda" else "gloo"))
         shards, dev = open_shards(shards_directory(config, output))

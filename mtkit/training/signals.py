@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 
+from mtkit.errors import StoppedError
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -19,6 +21,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.interrupted = False
+        self._is_at_once = False
 
     def request(self, *, interrupted: bool) -> None:
         """Ask the run to stop after the current update."""
@@ -35,8 +38,28 @@ class StopRequest:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal end the block, which holds no state to be saved, instead of waiting for an update.
+
+        Raises:
+            StoppedError: A signal came.
+        """
+        self._is_at_once = True
+        try:
+            if self.requested:
+                self._stop()
+            yield
+        finally:
+            self._is_at_once = False
+
+    def _stop(self) -> None:
+        raise StoppedError("stopped before training began; run the same command again to go on", interrupted=self.interrupted)
+
     def _handle(self, number: int, _frame: object) -> None:
         if self.requested:
             # Nothing to clean up: files become visible only when complete. Leave as the signal would have it.
             os._exit(128 + number)
         self.request(interrupted=number == signal.SIGINT)
+        if self._is_at_once:
+            self._stop()

@@ -25,7 +25,7 @@ from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.optim import learning_rate
-from mtkit.training.progress import Meter, MetricsFile, Record
+from mtkit.training.progress import Meter, MetricsFile, Record, read_metrics
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
@@ -215,11 +215,10 @@ class Trainer:
             StoppedError: A signal asked for it; the state was saved.
             DivergedError: Too many updates in a row had non-finite gradients.
         """
-        if (reason := self.finished()) is not None:
+        if (reason := self.finished()) is not None and self._is_complete():
             yield {"kind": "end", "step": self.state.step, "reason": reason, "resumed": True}
             return
-        if self._saved_step is not None:
-            self._metrics.cut_after(self._saved_step)
+        self._metrics.cut_after(self.state.step, is_validated=self.state.scores_step == self.state.step)
         self._elapsed_at_start = self.state.elapsed_s
         self._last_time = self._start_time = self._clock()
         plan = self._plan()
@@ -245,6 +244,13 @@ class Trainer:
         if patience is not None and state.num_bad_validations >= patience:
             return f"no better {self.config.validation.metric} in {patience} validations (best {state.best_value:.4g} at step {state.best_step})"
         return None
+
+    def _is_complete(self) -> bool:
+        """Whether the run has done all that comes after its last update; it may have been killed between the two."""
+        if self.state.scores_step != self.state.step or not self._run.metrics.is_file():
+            return False
+        last = read_metrics(self._run.metrics)[-1:]
+        return bool(last) and (last[0]["kind"], last[0]["step"]) == ("end", self.state.step)
 
     def _epoch(self, plan: EpochPlan) -> Iterator[Record]:
         """Updates from the current position to the end of the epoch, or until the run has to stop."""

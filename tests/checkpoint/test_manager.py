@@ -92,6 +92,14 @@ def test_a_step_can_be_written_again_over_a_broken_directory(tmp_path: Path) -> 
     assert steps(keeper) == [2]
 
 
+def test_a_step_that_is_written_again_is_there_once(tmp_path: Path) -> None:
+    keeper = manager(tmp_path)
+    add(keeper, 2)
+    add(keeper, 2, bleu=1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000002"]
+    assert keeper.stored()[0].scores == {"bleu": 1.0}
+
+
 def test_damage_is_passed_over_newest_first(tmp_path: Path) -> None:
     keeper = manager(tmp_path)
     add(keeper, 1)

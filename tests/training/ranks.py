@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,7 +58,7 @@ def compute(shards: ShardSet, world: World) -> tuple[dict[str, dict[str, Tensor]
     buckets: list[int] = []
     if isinstance(updater._objective, DistributedDataParallel):
 
-        def count_exchange(state: list[int], bucket: Any) -> Any:
+        def count_exchange(state: list[int], bucket: GradBucket) -> torch.futures.Future[Tensor]:
             state.append(bucket.buffer().numel())
             return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 

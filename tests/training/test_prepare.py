@@ -105,9 +105,10 @@ def test_what_an_unfinished_attempt_left_is_used_for_the_same_text_only(text: Pa
     def stop(*_args: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(prepare, "preprocess", stop)
-        make(text, tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            make(text, tmp_path / "run")
     directory = tmp_path / "run" / "data"
     first = (directory / "tokenizer" / MANIFEST_NAME).read_bytes()
     assert not (directory / "shards").exists()

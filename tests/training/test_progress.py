@@ -45,7 +45,7 @@ def test_resuming_leaves_no_gap_and_no_duplicate(tmp_path: Path) -> None:
     metrics.append({"kind": "end", "step": 40, "reason": "limit"})
     with open(path, "ab") as stream:
         stream.write(b'{"kind": "train", "st')  # torn by a kill
-    metrics.cut_after(20)
+    metrics.cut_after(20, is_validated=True)
     metrics.append({"kind": "train", "step": 30})
     assert [record["step"] for record in read_metrics(path)] == [10, 20, 30]
 
@@ -54,13 +54,22 @@ def test_the_end_of_an_earlier_session_is_removed_when_the_run_goes_on(tmp_path:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.append({"kind": "train", "step": 40})
     metrics.append({"kind": "end", "step": 40})
-    metrics.cut_after(40)
+    metrics.cut_after(40, is_validated=True)
     assert [record["kind"] for record in read_metrics(tmp_path / "metrics.jsonl")] == ["train"]
+
+
+def test_a_validation_whose_result_was_not_saved_is_removed(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for kind, step in (("train", 10), ("valid", 10), ("train", 20), ("valid", 20)):
+        metrics.append({"kind": kind, "step": step})
+    for is_validated, left in ((True, 4), (False, 3)):
+        metrics.cut_after(20, is_validated=is_validated)
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == left
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     metrics = MetricsFile(None)
     metrics.append({"kind": "train", "step": 1})
-    metrics.cut_after(0)
+    metrics.cut_after(0, is_validated=True)
     metrics.sync()
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from mtkit.errors import StoppedError
 from mtkit.training.signals import StopRequest
 
 
@@ -27,6 +28,18 @@ def test_a_request_from_another_process_keeps_what_is_known() -> None:
     stop.request(interrupted=True)
     stop.request(interrupted=False)
     assert stop.interrupted
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_where_nothing_has_to_be_saved_a_signal_ends_the_work_at_once(number: signal.Signals, code: int, is_before: bool) -> None:
+    with StopRequest().listen() as stop:
+        if is_before:
+            os.kill(os.getpid(), number)
+        with pytest.raises(StoppedError, match="run the same command again") as error, stop.at_once():
+            os.kill(os.getpid(), number)
+            raise AssertionError("the block goes on")
+    assert error.value.exit_code == code
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:

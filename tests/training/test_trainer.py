@@ -166,6 +166,41 @@ def test_a_finished_run_started_again_does_nothing_and_says_so(make_trainer: Mak
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("last", ["checkpoint", "valid", "hand over"])
+def test_a_run_that_was_killed_after_its_last_update_is_completed(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """B47: whether before the last validation, after it, or before the model was handed over."""
+    common = ("training.max_steps=4", "checkpoint.every_steps=4")
+    trainer = make_trainer(tmp_path / "killed", *common)
+    if last == "hand over":
+        monkeypatch.setattr(trainer, "_hand_over", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            consume(trainer)
+    else:
+        next(record for record in trainer.train() if (record["kind"], record["step"]) == (last, 4))
+    assert not (tmp_path / "killed" / "model").exists()
+    again = make_trainer(tmp_path / "killed", *common)
+    assert again.finished() is not None
+    assert consume(again)[-1] == {"kind": "end", "step": 4, "reason": "training.max_steps = 4 reached", "elapsed_s": pytest.approx(0, abs=60)}
+    straight = make_trainer(tmp_path / "straight", *common)
+    consume(straight)
+    for name in ("killed", "straight"):
+        kinds = [record["kind"] for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] != "start"]
+        assert kinds == ["train", "valid", "end"]
+    tensors = [parameters_by_name(load_model(tmp_path / name).model) for name in ("killed", "straight")]
+    assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())
+    assert [record["kind"] for record in consume(make_trainer(tmp_path / "killed", *common))] == ["end"]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_its_records_anew(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    common = ("training.max_steps=4", "checkpoint.every_steps=4", "training.log_every_steps=1")
+    next(record for record in make_trainer(tmp_path, *common).train() if record["step"] == 2)
+    consume(make_trainer(tmp_path, *common))
+    steps = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps == [1, 2, 3, 4]
+
+
 def test_a_higher_limit_goes_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     consume(make_trainer(tmp_path / "a", "training.max_steps=6"))
     trainer = make_trainer(tmp_path / "a", "training.max_steps=9")

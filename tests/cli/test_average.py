@@ -1,0 +1,86 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from mtkit.checkpoint.format import load_model, parameters_by_name
+from mtkit.checkpoint.manager import list_checkpoints
+from mtkit.cli.app import app
+
+
+def average(*words: object, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["average", *map(str, words)])
+    assert result.exit_code == exit_code, result.output
+    assert result.stdout == ""
+    return result
+
+
+def is_mean_of(output: Path, run: Path, steps: list[int]) -> bool:
+    weights = [parameters_by_name(load_model(run / "checkpoints" / f"step-{step:07d}").model) for step in steps]
+    found = parameters_by_name(load_model(output).model)
+    return all(torch.equal(tensor, torch.stack([entry[name].double() for entry in weights]).mean(dim=0).float()) for name, tensor in found.items())
+
+
+def test_the_last_ones(toy_run: Path, tmp_path: Path) -> None:
+    result = average(toy_run, "--last", 2, "--output", tmp_path / "model")
+    assert result.stderr == f"averaged step-0000008, step-0000012 into {tmp_path / 'model'}\n"
+    assert is_mean_of(tmp_path / "model", toy_run, [8, 12])
+    assert not is_mean_of(tmp_path / "model", toy_run, [4, 8, 12])
+    assert load_model(tmp_path / "model").description.provenance["averaged"] == [8, 12]
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "loss"])
+def test_the_best_one(toy_run: Path, tmp_path: Path, metric: str) -> None:
+    validated = [checkpoint for checkpoint in list_checkpoints(toy_run / "checkpoints") if checkpoint.scores]
+    assert [checkpoint.step for checkpoint in validated] == [8, 12]
+    sign = -1.0 if metric == "loss" else 1.0
+    best = max(validated, key=lambda checkpoint: (sign * checkpoint.scores[metric], checkpoint.step))
+    average(toy_run, "--best", 1, "--metric", metric, "-o", tmp_path / "model", "--quiet")
+    assert is_mean_of(tmp_path / "model", toy_run, [best.step])
+
+
+def test_named_ones_and_a_model_that_translates(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+    names = [toy_run / "checkpoints" / f"step-{step:07d}" for step in (4, 12)]
+    assert average(*names, "--output", tmp_path / "model", "--quiet").stderr == ""
+    assert is_mean_of(tmp_path / "model", toy_run, [4, 12])
+    words = ["translate", str(tmp_path / "model"), "--input", str(toy_text / "dev.en"), "--output", str(tmp_path / "out"), "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert (tmp_path / "out").read_text().count("\n") == 15
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "message"),
+    [
+        (["RUN"], 2, "is a run: say which of its checkpoints to average\nAdd --last 5, or --best 5."),
+        (["RUN", "--last", "4"], 2, "4 checkpoints were asked for, but there are 3"),
+        (["RUN", "--best", "3"], 2, "3 checkpoints with a validation result for bleu were asked for, but there are 2"),
+        (["RUN", "--best", "1", "--metric", "ter"], 2, "--metric must be bleu, chrf or loss, but is ter"),
+        (["RUN", "--last", "1", "--best", "1"], 2, "--last and --best exclude each other"),
+        (["RUN", "RUN", "--last", "1"], 2, "--last and --best take one run directory, but 2 paths were given"),
+        (["RUN/nowhere", "--last", "1"], 2, "1 checkpoints were asked for, but there are 0"),
+        (["RUN/nowhere"], 4, "nowhere"),
+        (["RUN/data/shards"], 4, "shards"),
+        (["RUN", "--last", "0"], 2, "Invalid value for '--last'"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_what_is_refused(toy_run: Path, tmp_path: Path, words: list[str], exit_code: int, message: str) -> None:
+    result = average(*[word.replace("RUN", str(toy_run)) for word in words], "--output", tmp_path / "model", exit_code=exit_code)
+    assert message in result.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_damaged_checkpoint_is_not_averaged(toy_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    weights = run / "checkpoints" / "step-0000008" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x99")
+    assert "model.safetensors" in average(run, "--last", 2, "--output", tmp_path / "model", exit_code=4).stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_that_is_there_is_not_overwritten(toy_run: Path, tmp_path: Path) -> None:
+    average(toy_run, "--last", 1, "--output", tmp_path / "model")
+    assert "exists already" in average(toy_run, "--last", 2, "--output", tmp_path / "model", exit_code=1).stderr
+    assert is_mean_of(tmp_path / "model", toy_run, [12])

@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mtkit.checkpoint.format import load_model
+from mtkit.cli.app import app
+
+TINY = ("--updates", "2", "--warmup", "1", "--repeats", "2", "--device", "cpu", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.benchmark.train.matmul_flops_per_s", lambda *_: 1e12)
+
+
+def bench(*words: object, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["bench", *map(str, words)])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def overrides(toy_run: Path) -> list[str]:
+    """`--set` for the toy model, whose config is saved with the run."""
+    model = json.loads((toy_run / "config.json").read_text())["model"]
+    pairs = {
+        **{f"model.{key}": value for key, value in model.items()},
+        "batch.batch_tokens": 200,
+        "batch.max_tokens": 100,
+        "tokenizer.vocab_size": 44,
+    }
+    return [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_train_on_generated_and_on_real_data(toy_run: Path) -> None:
+    for words in ([], ["--shards", toy_run / "data" / "shards"]):
+        result = bench("train", *overrides(toy_run), *TINY, "--mean-length", "10", "--json", *words)
+        report: dict[str, Any] = json.loads(result.stdout)
+        assert result.stderr == ""
+        speed = report["tgt_tokens_per_s"]
+        assert speed["lowest"] <= speed["median"] <= speed["highest"]
+        assert (speed["repeats"], report["updates"], report["warmup_updates"]) == (2, 2, 1)
+        per_update = speed["median"] * report["seconds_per_update"]
+        assert per_update < 1.05 * 200, "real tokens, at most what an update may hold (the median of times is not that of speeds)"
+        assert per_update > 200 * 0.5
+        assert report["parameters"] == load_model(toy_run).model.num_parameters()
+        assert report["utilization"] == pytest.approx(report["achieved_flops_per_s"] / report["matmul_flops_per_s"])
+        assert report["machine"]["threads"] == 1
+
+
+def test_translate(toy_run: Path, toy_text: Path) -> None:
+    words = ["translate", toy_run, "--src", toy_text / "dev.en", "--device", "cpu", "--threads", "1", "--repeats", "2", "--beam-size", "2"]
+    report = json.loads(bench(*words, "--ref", toy_text / "dev.de", "--json").stdout)
+    assert report["sentences"] == 15
+    seconds = 15 / report["sentences_per_s"]["median"]
+    assert report["tgt_tokens_per_s"]["median"] * seconds == pytest.approx(15 * report["mean_tgt_tokens"])
+    assert 0 <= report["bleu"] <= 100
+    assert 0 < report["tokenizer_share"] < 1
+    short = json.loads(bench(*words, "--set", "max_length_ratio=0", "--set", "max_length_constant=1", "--json").stdout)
+    assert (short["mean_tgt_tokens"], short["bleu"]) == (1.0, None)
+    text = bench(*words)
+    assert text.stdout == ""
+    assert "sentences_per_s              " in text.stderr
+
+
+def test_preprocess(toy_run: Path, toy_text: Path) -> None:
+    words = ["preprocess", "--src", toy_text / "train.en", "--tgt", toy_text / "train.de", "--tokenizer", toy_run / "data" / "tokenizer"]
+    report = json.loads(bench(*words, "--workers", "1", "--repeats", "2", "--json").stdout)
+    assert (report["workers"], report["pairs"], report["lines_per_s"]["repeats"]) == (1, 120, 2)
+    num_bytes = sum((toy_text / name).stat().st_size for name in ("train.en", "train.de"))
+    # Both are of the median repeat, up to the mean of two speeds against the mean of two times.
+    assert report["mb_per_s"] / report["lines_per_s"]["median"] == pytest.approx(num_bytes / 1e6 / 240, rel=0.3)
+
+
+def test_preprocess_on_generated_text(toy_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def measure(files: tuple[Path, Path], tokenizer: Any, **options: Any) -> list[Any]:
+        seen.append((*[file.read_text().count("\n") for file in files], tokenizer.src_vocab_size, options))
+        return []
+
+    monkeypatch.setattr("mtkit.benchmark.preprocess.bench_preprocess", measure)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    bench("preprocess", "--pairs", "50000", "--tokenizer", toy_run / "data" / "tokenizer", "--repeats", "1")
+    assert seen == [(50_000, 50_000, 44, {"workers": [1, 3], "repeats": 1})]
+
+
+@pytest.mark.slow
+def test_the_least_generated_text_suffices_for_the_default_tokenizer() -> None:
+    report = json.loads(bench("preprocess", "--pairs", "50000", "--workers", "1", "--repeats", "1", "--json").stdout)
+    assert report["pairs"] == 50_000
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "message"),
+    [
+        (["preprocess", "--src", "TEXT/train.en"], 2, "--src and --tgt go together"),
+        (["preprocess", "--src", "TEXT/train.en", "--tgt", "TEXT/train.de"], 2, "vocab_size 8000 is too large for the text"),
+        (["preprocess", "--pairs", "3000"], 2, "Invalid value for '--pairs'"),
+        (["train", "--preset", "huge"], 2, "there is no preset 'huge'"),
+        (["train", "--set", "model.width=5"], 2, "unknown key model.width"),
+        (["train", "--shards", "TEXT"], 4, "TEXT"),
+        (["translate", "RUN", "--src", "TEXT/dev.en", "--ref", "TEXT/train.de"], 2, "dev.en has 15 lines, but TEXT/train.de has 120"),
+        (["translate", "TEXT", "--src", "TEXT/dev.en"], 4, "holds no model"),
+        (["translate", "RUN", "--src", "TEXT/nowhere"], 3, "nowhere"),
+        (["translate", "RUN", "--src", "TEXT/dev.en", "--set", "beam=3"], 2, "unknown key beam\nDid you mean beam_size?"),
+    ],
+)
+def test_mistakes(toy_run: Path, toy_text: Path, words: list[str], exit_code: int, message: str) -> None:
+    def fill(word: str) -> str:
+        return word.replace("TEXT", str(toy_text)).replace("RUN", str(toy_run))
+
+    result = bench(*map(fill, words), exit_code=exit_code)
+    assert fill(message) in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,259 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from mtkit import config as codec
+from mtkit.checkpoint.format import load_model
+from mtkit.cli.app import app
+from mtkit.training.config import TrainConfig
+from mtkit.training.progress import read_metrics
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def mtkit(*words: object, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def start(words: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "mtkit", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, **options)
+
+
+# --- the config -------------------------------------------------------------------------------------------------------------------------
+
+
+def printed(*words: object) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values and the origins that `--print-config` prints, by dotted key."""
+    text = mtkit("train", "--print-config", *words).stdout
+    origins, table = {}, ""
+    for line in text.split("\n"):
+        if match := re.fullmatch(r"\[(.+)\]", line):
+            table = f"{match[1]}."
+        elif match := re.fullmatch(r"(?:# )?(\w+) = .* # (.+)", line):
+            origins[table + match[1]] = match[2]
+    values = tomllib.loads(text)
+    codec.from_dict(TrainConfig, values)
+    return values, origins
+
+
+def test_flags_win_over_set_over_the_file_over_the_preset_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('preset = "small"\nseed = 3\n[optim]\nlr = 0.5\nwarmup_steps = 77\n[data]\nsrc_lang = "cs"\ntgt_lang = "sk"\n')
+    values, origins = printed(
+        "--config",
+        file,
+        "--preset",
+        "tiny",
+        "--set",
+        "optim.lr=0.25",
+        "--set",
+        "seed=4",
+        "--set",
+        "data.src_lang=pl",
+        "--seed",
+        "5",
+        "--src-lang",
+        "en",
+    )
+    assert (values["seed"], origins["seed"]) == (5, "command line")
+    assert (values["data"]["src_lang"], origins["data.src_lang"]) == ("en", "command line")
+    assert (values["optim"]["lr"], origins["optim.lr"]) == (0.25, "--set")
+    assert (values["data"]["tgt_lang"], origins["data.tgt_lang"]) == ("sk", str(file))
+    assert (values["optim"]["warmup_steps"], origins["optim.warmup_steps"]) == (77, str(file))
+    assert (values["model"]["d_model"], origins["model.d_model"]) == (128, "preset tiny")
+    assert (values["optim"]["beta2"], origins["optim.beta2"]) == (0.98, "default")
+    values, origins = printed("--config", file)
+    assert (values["model"]["d_model"], origins["model.d_model"]) == (256, "preset small")
+    assert set(origins) == set(flat(values)) | {key for key in origins if key not in flat(values)}
+    assert len(origins) == sum(1 for _ in flat(codec.to_dict(TrainConfig()))), "each key has its origin"
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    return [key for name, value in tree.items() for key in (flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"])]
+
+
+def test_a_printed_config_is_a_config_file(tmp_path: Path) -> None:
+    first = mtkit("train", "--print-config", "--preset", "deep", "--set", "training.max_minutes=3", "--train", "a.en", "a.de").stdout
+    (tmp_path / "again.toml").write_text(first)
+    values, _ = printed("--config", tmp_path / "again.toml")
+    assert values == tomllib.loads(first)
+    assert values["data"]["train"] == ["a.en", "a.de"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "optim.warmup_step=5"], "--set: unknown key optim.warmup_step\nDid you mean optim.warmup_steps?"),
+        (["--set", "training.max_steps=many"], "training.max_steps (--set) must be a whole number or none, but is 'many'"),
+        (["--set", "seed"], "'seed' is not of the form key=value"),
+        (["--preset", "tinny"], "there is no preset 'tinny'\nPresets: tiny, small, base, big, deep"),
+        (["--config", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["--shards", "s", "--train", "a.en", "a.de"], "data.shards (command line) and train or dev exclude each other"),
+        (["--set", "tokenizer.joint=false"], "model.tie_embeddings = three-way needs one vocabulary"),
+        ([], "no output directory was given\nAdd --output runs/NAME"),
+        (["--output", "OUT"], "no training data was given"),
+        (["--output", "OUT", "--train", "a.en", "a.de"], "no dev set was given"),
+        (["--output", "OUT", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, but is 'gpu'"),
+        (["--output", "OUT", "--set", "training.precision=fp16", "--device", "cpu"], "precision fp16 needs a GPU"),
+        (["--train"], "--train needs a corpus after it"),
+        (["--nproc", "0"], "Invalid value for '--nproc'"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_word(words: list[str], message: str, tmp_path: Path) -> None:
+    result = mtkit("train", *[str(tmp_path / "run") if word == "OUT" else word for word in words], exit_code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_command_makes_a_model_of_text(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+    assert {path.name for path in toy_run.iterdir()} == {"checkpoints", "config.json", "data", "metrics.jsonl", "model", "run.lock"}
+    assert [path.name for path in sorted((toy_run / "checkpoints").iterdir())] == ["step-0000004", "step-0000008", "step-0000012"]
+    for path in (toy_run, toy_run / "model"):
+        mtkit("translate", path, "--input", toy_text / "dev.en", "--output", tmp_path / "out.de", "--quiet")
+        assert (tmp_path / "out.de").read_text().count("\n") == 15
+    assert load_model(toy_run).description.provenance["config"]["model"]["d_model"] == 16
+
+
+def test_metrics_are_one_json_object_per_line(toy_run: Path) -> None:
+    records = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in (toy_run / "metrics.jsonl").read_text().split("\n")[:-1]]
+    assert records == read_metrics(toy_run / "metrics.jsonl")
+    kinds = [record["kind"] for record in records]
+    assert kinds == ["start", "train", "train", "valid", "train", "valid", "end"]
+    assert [record["step"] for record in records] == [0, 4, 8, 8, 12, 12, 12]
+    valid = [record for record in records if record["kind"] == "valid"]
+    assert all({"loss", "ppl", "bleu", "chrf", "is_best"} <= record.keys() for record in valid)
+    stored = json.loads((toy_run / "checkpoints" / "step-0000012" / "state.json").read_text())
+    assert stored["scores"] == {name: valid[-1][name] for name in ("loss", "ppl", "bleu", "chrf")}
+    assert stored["num_tgt_tokens"] == next(record for record in reversed(records) if record["kind"] == "train")["tgt_tokens"]
+
+
+def test_the_same_command_again_has_nothing_to_do(toy_run: Path, train_words: list[str], tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "run.lock"}
+    result = mtkit(*train_words, "--output", run)
+    assert "nothing to do: the run is finished at step 12 (training.max_steps = 12 reached)" in result.stderr
+    assert result.stdout == ""
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "run.lock"} == before
+
+
+def test_going_on_and_what_is_refused_then(toy_run: Path, train_words: list[str], tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    result = mtkit(*train_words, "--output", run, "--seed", "9", exit_code=2)
+    assert f"error: {run}: holds a run with another config: seed: 1 -> 9" in result.stderr
+    for processes in (1, 2):
+        result = mtkit(*train_words, "--output", run, "--no-resume", "--nproc", processes, exit_code=2)
+        assert "holds a run already" in result.stderr
+    result = mtkit(*train_words, "--output", run, "--set", "training.max_steps=13", "--json")
+    assert f"going on from {run / 'checkpoints' / 'step-0000012'}" in result.stderr
+    assert "finished: training.max_steps = 13 reached" in result.stderr
+    value = json.loads(result.stdout)
+    assert set(value) == {"valid", "end"}
+    assert value["valid"]["step"] == value["end"]["step"] == 13
+    assert [record["step"] for record in read_metrics(run / "metrics.jsonl")] == [0, 4, 8, 8, 12, 12, 12, 13, 13, 13]
+
+
+def test_quiet_says_nothing(toy_run: Path, train_words: list[str], tmp_path: Path) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    result = mtkit(*train_words, "--output", run, "--set", "training.max_steps=13", "--quiet")
+    assert (result.stdout, result.stderr) == ("", "")
+    assert read_metrics(run / "metrics.jsonl")[-1]["step"] == 13
+
+
+def test_shards_are_an_input_too(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+    shards = toy_run / "data" / "shards"
+    words = ["train", "--shards", shards, "--config", toy_text / "toy.toml", "--device", "cpu", "--set", "training.max_steps=2"]
+    mtkit(*words, "--output", tmp_path / "run")
+    assert not (tmp_path / "run" / "data").exists()
+    assert load_model(tmp_path / "run").tokenizer.fingerprint == load_model(toy_run).tokenizer.fingerprint
+
+
+def test_a_dry_run_reports_and_trains_nothing(train_words: list[str], toy_run: Path, tmp_path: Path) -> None:
+    result = mtkit(*train_words, "--output", tmp_path / "run", "--dry-run", "--json", "--quiet")
+    report = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert report["parameters"] == load_model(toy_run).model.num_parameters()
+    assert report["pairs"] == 120
+    assert report["seconds_per_update"] > 0
+    assert 50 < report["peak_memory_mb"] < 8000
+    for name in ("checkpoints", "model", "metrics.jsonl"):
+        assert not (tmp_path / "run" / name).exists()
+    text = mtkit(*train_words, "--output", tmp_path / "run", "--dry-run")
+    assert text.stdout == ""
+    assert re.search(r"^pairs +120$", text.stderr, re.MULTILINE)
+    assert re.search(r"^largest_src_shape +\d+ x \d+$", text.stderr, re.MULTILINE)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_piped_output_is_plain_lines_and_ctrl_c_saves(train_words: list[str], tmp_path: Path) -> None:
+    words = [*train_words, "--output", str(tmp_path / "run"), "--set", "training.max_steps=100000", "--workers", "1"]
+    with start(words) as process:
+        try:
+            assert process.stderr is not None
+            lines: list[bytes] = []
+            while not lines or not lines[-1].startswith(b"step 8  saved"):
+                lines.append(process.stderr.readline())
+                assert lines[-1], b"".join(lines)
+            process.send_signal(2)
+            stdout, rest = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    text = b"".join([*lines, rest])
+    assert process.returncode == 130, text
+    assert b"\x1b" not in text
+    assert stdout == b""
+    assert b"Run the same command again to go on." in text
+    match = re.search(rb"stopped at step (\d+);", text)
+    assert match is not None
+    assert (tmp_path / "run" / "checkpoints" / f"step-{int(match[1]):07d}").is_dir()
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(train_words: list[str], tmp_path: Path) -> None:
+    words = [*train_words, "--output", str(tmp_path / "run"), "--nproc", "2", "--workers", "1", "--json"]
+    with start(words) as process:
+        stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    text = stderr.decode()
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert records[0]["world_size"] == 2
+    assert [(record["kind"], record["step"]) for record in records if record["kind"] != "train"] == [
+        ("start", 0),
+        ("valid", 8),
+        ("valid", 12),
+        ("end", 12),
+    ]
+    assert json.loads(stdout)["end"]["step"] == 12, "one process prints, not two"
+    assert text.count("step 12  finished: ") == 1
+    assert "2 x cpu" in text
+    assert load_model(tmp_path / "run").description.provenance["step"] in (8, 12)
+    with start([*words, "--set", "training.max_steps=13", "--quiet"]) as process:
+        _, stderr = process.communicate(timeout=200)
+    assert (process.returncode, stderr) == (0, b"")
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 13
