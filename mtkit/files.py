@@ -227,7 +227,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically, indented, with sorted keys."""
     with atomic_file(path) as stream:
-        stream.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        stream.write((text + "\n").encode(errors="backslashreplace"))  # half a surrogate pair, as in odd file names, becomes JSON's own escape
 
 
 def read_json(path: Path) -> Any:

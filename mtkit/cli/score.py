@@ -98,12 +98,14 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, as_json: 
 
     from mtkit.checkpoint.format import load_model
     from mtkit.decoding.scoring import score_pairs
-    from mtkit.evaluation.checks import check_line_counts
+    from mtkit.evaluation.checks import check_line_counts, find_markup
     from mtkit.model.device import resolve_device
 
     _require_one_stdin([src, tgt])
     texts = [_read(src), _read(tgt)]
     check_line_counts(texts)
+    for markup in filter(None, map(find_markup, texts)):
+        console.warn(f"{markup.message}; its tags are scored as text")
     loaded = load_model(model_path, device=resolve_device(device))
     scores = score_pairs(loaded.model, loaded.tokenizer, texts[0].lines, texts[1].lines)
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
@@ -151,6 +153,8 @@ def _read(path: str) -> "NamedLines":
         lines = list(reader)
     if reader.num_bad_utf8:
         console.warn(f"{reader.name}: {reader.num_bad_utf8} lines hold bytes that are not UTF-8; they became U+FFFD")
+    if reader.num_cut:
+        console.warn(f"{reader.name}: {reader.num_cut} lines are longer than {files.MAX_LINE_BYTES} bytes and were cut there")
     return NamedLines(name=reader.name, lines=lines)
 
 

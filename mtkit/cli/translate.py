@@ -11,11 +11,13 @@ import typer
 from mtkit import config as codec
 from mtkit.cli import console
 from mtkit.cli.console import QuietOption
+from mtkit.data.sources import is_markup
 from mtkit.files import STDIO, LineReader, open_output
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
     from mtkit.decoding.translator import SearchConfig, Translation
+    from mtkit.decoding.windows import LineWindows
 
 EPILOG = (
     "Examples: mtkit translate runs/en-de < test.en > test.de  ·  echo 'A dog runs.' | mtkit translate runs/en-de --n-best 4  ·  "
@@ -96,13 +98,21 @@ def translate(
     translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
     report = _Report(quiet=quiet)
     with open_windows(input_path, size=translator.window_lines) as windows, open_output(output_path) as output:
-        for translations in translator.translate_windows(windows):
+        for translations in translator.translate_windows(_warn_of_markup(windows)):
             for translation in translations:
                 for line in _json_line(translation, tokenizer) if as_json else _text_lines(translation, n_best=search.n_best):
                     output.write(line)
                 report.add(translation, source=windows.reader.name)
             output.flush()
     report.finish(windows.reader)
+
+
+def _warn_of_markup(windows: "LineWindows") -> Iterator[list[str]]:
+    """Pass the windows on; the first line tells whether they are a test set in SGML or XML, whose tags would be translated like words."""
+    for number, window in enumerate(windows):
+        if number == 0 and is_markup(window[0]):
+            console.warn(f"{windows.reader.name}: looks like SGML or XML, and its tags are translated as text. Extract one sentence per line first.")
+        yield window
 
 
 def _resolve(overrides: list[str], flags: Mapping[str, codec.Tree]) -> "SearchConfig":

@@ -8,6 +8,7 @@ a text may hold line feeds, each becomes a space.
 import hashlib
 import io
 import json
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _CHUNK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _UTF16_BYTES = 16
+_MARKUP_BYTES = 200
+_MARKUP = re.compile(r"\s*<(?:\?xml|!doctype|refset|srcset|tstset|mteval|dataset)\b", re.IGNORECASE)
 _SCHEMA_HINT = 'Records must look like {"translation": {"de": "...", "en": "..."}}.'
 
 
@@ -310,6 +313,11 @@ class HubDataset:
         return dataset
 
 
+def is_markup(line: str) -> bool:
+    """Whether a line is how the SGML and XML files that test sets come in begin."""
+    return _MARKUP.match(line) is not None
+
+
 Source = PairedFiles | TsvFile | RecordFile | HubDataset
 
 
@@ -368,6 +376,9 @@ def _scan(path: str) -> tuple[str, int]:
             chunk = stream.read(_CHUNK_BYTES)
             if chunk[:2] in _UTF16_MARKS and len(chunk) >= _UTF16_BYTES and chunk.count(0) >= len(chunk) // 4:
                 raise DataError(f"{path}: is UTF-16, but text must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.txt")
+            if is_markup(chunk[:_MARKUP_BYTES].decode("utf-8-sig", "replace")) and b"<seg" in chunk:
+                hint = "Extract one sentence per line; for a public test set: sacrebleu -t wmt14/full -l en-de --echo src > test.en"
+                raise DataError(f"{path}: is SGML or XML, not plain text", hint=hint)
             while chunk:
                 digest.update(chunk)
                 num_lines += chunk.count(b"\n")

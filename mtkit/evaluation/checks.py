@@ -63,17 +63,28 @@ def check_line_counts(texts: Sequence[NamedLines]) -> None:
     """Check that texts have the same number of lines, and at least one.
 
     Raises:
-        DataError: They have not; names both texts and both counts.
+        DataError: They have not; names both texts and both counts, or the one that is no plain text.
     """
     first = texts[0]
     for text in texts:
         if not text.lines:
             raise DataError(f"{text.name}: is empty", hint="It needs one line per sentence.")
         if len(text.lines) != len(first.lines):
+            for markup in filter(None, map(find_markup, (first, text))):  # says more than the counts do
+                raise DataError(markup.message, hint=markup.hint)
             raise DataError(
                 f"{text.name} has {len(text.lines)} lines, {first.name} has {len(first.lines)}",
                 hint="Line n of every file must belong to the same sentence; a line ends at LF only.",
             )
+
+
+def find_markup(text: NamedLines) -> Finding | None:
+    """Look whether a text is one of the SGML and XML files that test sets come in."""
+    num_seg = _count(_SEG, text.lines)
+    if not (num_seg >= _SEG_SHARE * len(text.lines) > 0 or any(_SGML_ROOT.search(line) for line in text.lines)):
+        return None
+    hint = "Extract one sentence per line, or name the test set: --test-set wmt14/full -l en-de."
+    return Finding(message=f"{text.name}: is SGML or XML, not plain text", hint=hint, is_certain=True)
 
 
 def find_mistakes(
@@ -131,8 +142,7 @@ class _Profile:
         self.num_subword = _count(_SUBWORD, lines)
         self.num_control = _count(_CONTROL, lines)
         self.num_entities = _count(_ENTITY, lines)
-        self.num_seg = _count(_SEG, lines)
-        self.has_sgml_root = any(_SGML_ROOT.search(line) for line in lines)
+        self.markup = find_markup(text)
         self.num_spaced = _count(_SPACED_PUNCTUATION, lines)
         self.num_attached = sum(bool(_ATTACHED_PUNCTUATION.search(line)) and not _SPACED_PUNCTUATION.search(line) for line in lines)
         self.num_cased = sum(line.lower() != line.upper() for line in lines)
@@ -165,8 +175,8 @@ def _check_one(text: _Profile) -> list[Finding]:
         add("all lines are blank", "Give the file that holds the text.", is_certain=True)
     elif text.num_blank:
         add(f"{text.num_blank} of {text.num_lines} lines are blank", "Each counts as an empty sentence.", is_certain=False)
-    if text.has_sgml_root or text.num_seg >= _SEG_SHARE * text.num_lines:
-        add("is SGML or XML, not plain text", "Extract one sentence per line, or name the test set: --test-set wmt14/full -l en-de.", is_certain=True)
+    if text.markup:
+        findings.append(text.markup)
     if text.num_subword:
         add(
             f"{text.num_subword} of {text.num_lines} lines hold subword marks (@@, ▁, ￭ or <0x..>)",

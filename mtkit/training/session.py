@@ -73,7 +73,7 @@ def open_session(
         shards, dev = open_shards(shards_directory(config, output))
         trainer = Trainer(config, shards=shards, dev=dev, run=run, place=place, stop=stop)
         if world.is_main:
-            trainer.manager.remove_leftovers()
+            trainer.store.manager.remove_leftovers()
         checkpoint, warnings = trainer.resume()
         if world.is_main:
             for warning in warnings:

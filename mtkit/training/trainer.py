@@ -6,29 +6,26 @@ A run is a generator of records (see `progress.py`): it writes its files itself,
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mtkit import config as codec
-from mtkit.checkpoint.format import copy_parameters, describe, parameters_by_name, read_description, read_tensors, save_model
-from mtkit.checkpoint.layout import MODEL_NAME as MODEL_FILE
-from mtkit.checkpoint.manager import CheckpointManager, StoredCheckpoint
+from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.data.batching import EpochPlan, derive_budget, plan_epoch
 from mtkit.data.loader import Batch, Prefetcher, load_batch
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World
-from mtkit.errors import ArtefactError, DivergedError, StoppedError
-from mtkit.files import read_manifest, write_json
+from mtkit.errors import DivergedError, ResourceError, StoppedError
+from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.optim import learning_rate
 from mtkit.training.progress import Meter, MetricsFile, Record, read_metrics
 from mtkit.training.run import RunDirectory
+from mtkit.training.saving import RunStore
 from mtkit.training.signals import StopRequest
-from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
+from mtkit.training.state import TrainState
 from mtkit.training.step import UpdateBatch, Updater, UpdateResult, update_batches
 from mtkit.training.validate import DevSet, validate
 
@@ -75,7 +72,7 @@ class Trainer:
         self.config = config
         self.state = TrainState()
         self.place = place
-        self.manager = CheckpointManager(run.checkpoints, config=config.checkpoint, metric=config.validation.metric)
+        self.store = RunStore(config, shards=shards, run=run)
         require_tying_fits(config.model, joint=shards.tokenizer.joint)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
@@ -108,8 +105,6 @@ class Trainer:
         plan = self._plan()
         return load_batch(self._shards, plan.largest(self._shards.src_lengths, self._shards.tgt_lengths)), plan
 
-    # --- resuming and saving ------------------------------------------------------------------------------------------------------------
-
     def resume(self) -> tuple[StoredCheckpoint | None, list[str]]:
         """Go on from the newest undamaged checkpoint of the run, if there is one.
 
@@ -119,92 +114,11 @@ class Trainer:
         Raises:
             ArtefactError: The checkpoint does not fit the data or the model.
         """
-        checkpoint, warnings = self.manager.latest()
-        warnings = [f"passed over a damaged checkpoint: {line}" for line in warnings]
-        if checkpoint is None:
-            return None, warnings
-        inputs = read_manifest(checkpoint.path, kind="checkpoint").inputs
-        if inputs.get("data") != self._shards.fingerprint:
-            raise ArtefactError(
-                f"{checkpoint.path}: was trained on data with the fingerprint {str(inputs.get('data'))[:16]}, "
-                f"but the data given now has {self._shards.fingerprint[:16]}",
-                hint="Give the data that the run was started with, or choose another --output for a new run.",
-            )
-        if inputs.get("world_size") != self.place.world.size:
-            warnings.append(f"the run goes on with {self.place.world.size} processes instead of {inputs.get('world_size')}: it is not bit-exact")
-        self._restore(checkpoint.path)
-        return checkpoint, warnings
-
-    def _restore(self, path: Path) -> None:
-        updater = self.updater
-        description = read_description(path)
-        if description.model != self.config.model:
-            raise ArtefactError(
-                f"{path}: holds another model: " + "; ".join(codec.differences(codec.to_dict(description.model), codec.to_dict(self.config.model)))
-            )
-        shapes = {name: tensor.shape for name, tensor in parameters_by_name(updater.model).items()}
-        stored = read_tensors(path / MODEL_FILE, shapes=shapes)
-        if updater.ema is not None:
-            for name, average in updater.ema.items():
-                average.copy_(stored[name])
-            stored = read_tensors(path / TRAINED_NAME, shapes=shapes)
-        copy_parameters(updater.model, stored)
-        restore_optimizer(updater.optimizer, updater.parameter_names, path / OPTIMIZER_NAME)
-        self.state = read_state(path)
-        updater.scaler.restore(self.state.scaler)
-        self._saved_step = self.state.step
-
-    def _save(self) -> None:
-        """Write a checkpoint of the current step, unless there is one."""
-        if self._saved_step == self.state.step or not self.place.world.is_main:
+        checkpoint, warnings = self.store.find(world_size=self.place.world.size)
+        if checkpoint is not None:
+            self.state = self.store.restore(checkpoint, self.updater)
             self._saved_step = self.state.step
-            self._last_save_s = None
-            return
-        updater = self.updater
-        self.state.elapsed_s = self._elapsed()
-        self.state.scaler = updater.scaler.state()
-        self._metrics.sync()
-        tensors = parameters_by_name(updater.model)
-        description = describe(updater.model, self._shards.tokenizer, provenance=self._provenance())
-        inputs = {"data": self._shards.fingerprint, "world_size": self.place.world.size, "torch": torch.__version__}
-        with self.manager.write(self.state.step, config=codec.to_dict(self.config), inputs=inputs) as directory:
-            write_checkpoint_files(
-                directory,
-                state=self.state,
-                tensors=tensors,
-                optimizer=optimizer_tensors(updater.optimizer, updater.parameter_names),
-                ema=updater.ema,
-                description=description,
-                tokenizer=self._shards.tokenizer,
-            )
-        self._saved_step = self.state.step
-        self._last_save_s = None
-
-    def _provenance(self) -> dict[str, Any]:
-        return {
-            "step": self.state.step,
-            "scores": self.state.scores if self.state.scores_step == self.state.step else {},
-            "src_lang": self.config.data.src_lang,
-            "tgt_lang": self.config.data.tgt_lang,
-            "data": self._shards.fingerprint,
-            "config": codec.to_dict(self.config),
-        }
-
-    def _hand_over(self) -> None:
-        """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it."""
-        if not self.place.world.is_main:
-            return
-        best = self.manager.best() or self.manager.stored()[-1:]
-        path = best[0].path
-        description = read_description(path)
-        save_model(
-            self._run.model,
-            tensors=read_tensors(path / MODEL_FILE),
-            description=description,
-            tokenizer=self._shards.tokenizer,
-            inputs={"checkpoint": read_manifest(path).fingerprint},
-            overwrite=True,
-        )
+        return checkpoint, warnings
 
     # --- the loop -----------------------------------------------------------------------------------------------------------------------
 
@@ -214,6 +128,7 @@ class Trainer:
         Raises:
             StoppedError: A signal asked for it; the state was saved.
             DivergedError: Too many updates in a row had non-finite gradients.
+            ResourceError: An update does not fit into the memory of the device.
         """
         if (reason := self.finished()) is not None and self._is_complete():
             yield {"kind": "end", "step": self.state.step, "reason": reason, "resumed": True}
@@ -277,7 +192,14 @@ class Trainer:
         lr = learning_rate(self.config.optim, state.step + 1, d_model=self.config.model.d_model, max_steps=self.config.training.max_steps)
         # Signals and clocks differ between processes, and a decision must not: all go by the sum of the signals and by the main process's clock.
         extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
-        result = self.updater.run(batch, lr=lr, extra=extra)
+        try:
+            result = self.updater.run(batch, lr=lr, extra=extra)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"update {state.step + 1} does not fit into the memory of {self.place.device}",
+                hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
+                "--dry-run tries the largest batch. The last checkpoint is intact.",
+            ) from error
         requested, interrupted, state.elapsed_s = result.extra_sums
         if requested:
             self._stopping = True
@@ -367,10 +289,19 @@ class Trainer:
         if self.state.scores_step != self.state.step:
             yield from self._validate()
         self._save()
-        self._hand_over()
+        if self.place.world.is_main:
+            self.store.hand_over()
         yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})
 
     # --- small parts --------------------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write a checkpoint of the current step, unless there is one."""
+        if self._saved_step != self.state.step and self.place.world.is_main:
+            self._metrics.sync()
+            self.store.save(self.state, self.updater, world_size=self.place.world.size)
+        self._saved_step = self.state.step
+        self._last_save_s = None
 
     def _plan(self) -> EpochPlan:
         return plan_epoch(self._shards.src_lengths, self._shards.tgt_lengths, budget=self._budget, seed=self.config.seed, epoch=self.state.epoch)

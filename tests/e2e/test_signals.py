@@ -129,7 +129,7 @@ def start(place: Path) -> Start:
     """Starts the training, on raw text unless other data are given."""
 
     def run(output: Path, *arguments: str | Path) -> Training:
-        data = ["--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de"]
+        data: list[str | Path] = ["--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de"]
         return Training([*data, "--config", place / "config.toml", "--output", output, *arguments])
 
     return run
@@ -145,7 +145,7 @@ class Straight:
 
 @pytest.fixture(scope="module")
 def straight(place: Path) -> Straight:
-    data = ["--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de"]
+    data: list[str | Path] = ["--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de"]
     training = Training([*data, "--config", place / "config.toml", "--output", place / "straight"])
     training.wait_for("\n")
     begin = time.monotonic()

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ GERMAN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "a
 SIZES = {"train": 4000, "dev": 60, "test": 100}
 
 
-def run_mtkit(*arguments: str | Path, data: bytes | None = None, exit_code: int = 0, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+def run_mtkit(
+    *arguments: str | Path, data: bytes | None = None, exit_code: int = 0, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[bytes]":
     """`python -m mtkit` in a process of its own, on one thread."""
     result = subprocess.run(
         [sys.executable, "-m", "mtkit", *map(str, arguments)],
@@ -28,7 +30,7 @@ def run_mtkit(*arguments: str | Path, data: bytes | None = None, exit_code: int 
         stdin=subprocess.DEVNULL if data is None else None,
         capture_output=True,
         check=False,
-        env=mtkit_environment(**environment),
+        env=mtkit_environment(**(environment or {})),
         timeout=280,
     )
     assert result.returncode == exit_code, result.stderr.decode()

@@ -135,7 +135,7 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_a_checkpoint(make_trainer: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "training.max_steps=2", "training.ema_decay=0.5")
     list(trainer.train())
-    path = trainer.manager.stored()[-1].path
+    path = trainer.store.manager.stored()[-1].path
     assert {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} == {
         "MANIFEST.json",
         "README.md",

@@ -15,7 +15,7 @@ from mtkit.checkpoint.format import load_model, parameters_by_name
 from mtkit.data.loader import load_batch
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World
-from mtkit.errors import ArtefactError, DivergedError, StoppedError
+from mtkit.errors import ArtefactError, DivergedError, ResourceError, StoppedError
 from mtkit.training.progress import read_metrics
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import optimizer_tensors
@@ -139,7 +139,7 @@ def test_limits(make_trainer: MakeTrainer, tmp_path: Path, limit: str, reason: s
     assert reason in records[-1]["reason"]
     kinds = [record["kind"] for record in records]
     assert "valid" in kinds, "the end is always validated"
-    assert trainer.manager.stored()[-1].step == trainer.state.step, "and saved"
+    assert trainer.store.manager.stored()[-1].step == trainer.state.step, "and saved"
     assert load_model(tmp_path).model.num_parameters() == trainer.updater.model.num_parameters()
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_was_killed_after_its_last_update_is_completed(
     common = ("training.max_steps=4", "checkpoint.every_steps=4")
     trainer = make_trainer(tmp_path / "killed", *common)
     if last == "hand over":
-        monkeypatch.setattr(trainer, "_hand_over", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(trainer.store, "hand_over", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             consume(trainer)
     else:
@@ -230,7 +230,7 @@ def test_validation_results_are_in_the_checkpoint_that_follows_them(make_trainer
     consume(again)
     steps = [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl") if record["kind"] == "valid"]
     assert steps == [3, 6, 9]
-    assert [set(checkpoint.scores) for checkpoint in again.manager.stored()] == [{"loss", "ppl"}] * 3
+    assert [set(checkpoint.scores) for checkpoint in again.store.manager.stored()] == [{"loss", "ppl"}] * 3
 
 
 def test_the_validated_loss_is_the_mean_over_the_dev_tokens(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -294,6 +294,24 @@ def test_a_skipped_update_changes_nothing(make_trainer: MakeTrainer, tmp_path: P
     report = json.loads((tmp_path / "diverged.json").read_text())
     assert report["position"] == 2
     assert sorted(number for batch in report["pairs"] for number in batch)
+
+
+def test_out_of_memory_says_what_to_lower(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B55: an error like any other, so that the launcher ends the other processes."""
+    trainer = make_trainer(tmp_path, "batch.max_tokens=50")
+    real = trainer.updater.accumulate
+
+    def accumulate(batch: Any) -> Any:
+        if trainer.state.step == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(batch)
+
+    monkeypatch.setattr(trainer.updater, "accumulate", accumulate)
+    with pytest.raises(ResourceError, match="update 6 does not fit") as error:
+        consume(trainer)
+    assert "Lower batch.max_tokens, now 50" in str(error.value.hint)
+    assert error.value.exit_code == 5
+    assert make_trainer(tmp_path, "batch.max_tokens=50").state.step == 4
 
 
 def test_a_request_to_stop_saves_after_the_update(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def measure(trainer: Trainer, world: World | None = None, **options: Any) -> dic
 
 
 def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path, tmp_path: Path) -> None:
-    checkpoint = trained.manager.stored()[-1]
+    checkpoint = trained.store.manager.stored()[-1]
     assert set(checkpoint.scores) == {"loss", "ppl", "bleu", "chrf"}
     assert 1.0 < checkpoint.scores["bleu"] < 99.0, "else nothing is compared"
     translate = ["translate", str(checkpoint.path), "--input", str(toy_text / "dev.en"), "--output", str(tmp_path / "hyp.de"), "--quiet"]

@@ -1,0 +1,114 @@
+"""What a run puts on disk and takes up again: its checkpoints, and at its end the model that it hands over."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtkit import config as codec
+from mtkit.checkpoint.format import copy_parameters, describe, parameters_by_name, read_description, read_tensors, save_model
+from mtkit.checkpoint.layout import MODEL_NAME
+from mtkit.checkpoint.manager import CheckpointManager, StoredCheckpoint
+from mtkit.data.shards import ShardSet
+from mtkit.errors import ArtefactError
+from mtkit.files import read_manifest
+from mtkit.training.config import TrainConfig
+from mtkit.training.run import RunDirectory
+from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
+from mtkit.training.step import Updater
+
+
+class RunStore:
+    """Writes and reads the checkpoints of one run.
+
+    Args:
+        config: Of the run.
+        shards: Its training data, whose fingerprint every checkpoint carries.
+        run: Where its files are.
+
+    Attributes:
+        manager: Finds, keeps and removes the checkpoints.
+    """
+
+    def __init__(self, config: TrainConfig, *, shards: ShardSet, run: RunDirectory) -> None:
+        self.manager = CheckpointManager(run.checkpoints, config=config.checkpoint, metric=config.validation.metric)
+        self._config = config
+        self._shards = shards
+        self._run = run
+
+    def find(self, *, world_size: int) -> tuple[StoredCheckpoint | None, list[str]]:
+        """The newest undamaged checkpoint of the run, or None, and warnings.
+
+        Raises:
+            ArtefactError: It was trained on other data or with another model, or all are damaged.
+        """
+        checkpoint, warnings = self.manager.latest()
+        warnings = [f"passed over a damaged checkpoint: {line}" for line in warnings]
+        if checkpoint is None:
+            return None, warnings
+        inputs = read_manifest(checkpoint.path, kind="checkpoint").inputs
+        if inputs.get("data") != self._shards.fingerprint:
+            raise ArtefactError(
+                f"{checkpoint.path}: was trained on data with the fingerprint {str(inputs.get('data'))[:16]}, "
+                f"but the data given now has {self._shards.fingerprint[:16]}",
+                hint="Give the data that the run was started with, or choose another --output for a new run.",
+            )
+        changes = codec.differences(codec.to_dict(read_description(checkpoint.path).model), codec.to_dict(self._config.model))
+        if changes:
+            raise ArtefactError(f"{checkpoint.path}: holds another model: " + "; ".join(changes))
+        if inputs.get("world_size") != world_size:
+            warnings.append(f"the run goes on with {world_size} processes instead of {inputs.get('world_size')}: it is not bit-exact")
+        return checkpoint, warnings
+
+    def restore(self, checkpoint: StoredCheckpoint, updater: Updater) -> TrainState:
+        """Put the weights, the optimizer and the loss scale of a checkpoint into an updater; returns the state of the run."""
+        path = checkpoint.path
+        shapes = {name: tensor.shape for name, tensor in parameters_by_name(updater.model).items()}
+        stored = read_tensors(path / MODEL_NAME, shapes=shapes)
+        if updater.ema is not None:
+            for name, average in updater.ema.items():
+                average.copy_(stored[name])
+            stored = read_tensors(path / TRAINED_NAME, shapes=shapes)
+        copy_parameters(updater.model, stored)
+        restore_optimizer(updater.optimizer, updater.parameter_names, path / OPTIMIZER_NAME)
+        state = read_state(path)
+        updater.scaler.restore(state.scaler)
+        return state
+
+    def save(self, state: TrainState, updater: Updater, *, world_size: int) -> None:
+        """Write a checkpoint of the current step. Only the main process calls it."""
+        state.scaler = updater.scaler.state()
+        inputs = {"data": self._shards.fingerprint, "world_size": world_size, "torch": torch.__version__}
+        with self.manager.write(state.step, config=codec.to_dict(self._config), inputs=inputs) as directory:
+            write_checkpoint_files(
+                directory,
+                state=state,
+                tensors=parameters_by_name(updater.model),
+                optimizer=optimizer_tensors(updater.optimizer, updater.parameter_names),
+                ema=updater.ema,
+                description=describe(updater.model, self._shards.tokenizer, provenance=self._provenance(state)),
+                tokenizer=self._shards.tokenizer,
+            )
+
+    def hand_over(self) -> Path:
+        """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it. Only the main process calls it."""
+        path = (self.manager.best() or self.manager.stored()[-1:])[0].path
+        save_model(
+            self._run.model,
+            tensors=read_tensors(path / MODEL_NAME),
+            description=read_description(path),
+            tokenizer=self._shards.tokenizer,
+            inputs={"checkpoint": read_manifest(path).fingerprint},
+            overwrite=True,
+        )
+        return self._run.model
+
+    def _provenance(self, state: TrainState) -> dict[str, Any]:
+        return {
+            "step": state.step,
+            "scores": state.scores if state.scores_step == state.step else {},
+            "src_lang": self._config.data.src_lang,
+            "tgt_lang": self._config.data.tgt_lang,
+            "data": self._shards.fingerprint,
+            "config": codec.to_dict(self._config),
+        }
