@@ -481,6 +481,15 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes().startswith(b'{\n  "a"')
 
 
+def test_json_of_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    """B15: valid JSON in valid UTF-8, and the name comes back."""
+    name = os.fsdecode(b"caf\xe9.en")
+    write_json(tmp_path / "a.json", {name: [name]})
+
+    assert read_json(tmp_path / "a.json") == {name: [name]}
+    assert json.loads((tmp_path / "a.json").read_bytes().decode("utf-8")) == {name: [name]}
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"{} {}"])
 def test_json_that_is_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.json"

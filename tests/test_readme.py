@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.cli.train import resolve_config
 from tests.helpers import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -60,3 +61,12 @@ def test_training_translating_and_scoring_as_the_readme_says(tmp_path: Path) -> 
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "hyp.de").read_text().count("\n") == 15
+
+
+def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "config.toml").write_text(block)
+        resolved = resolve_config(preset=None, config_file=tmp_path / "config.toml", overrides=[], flags={})
+        assert "preset base" in resolved.origins.values()

@@ -1,5 +1,6 @@
 """The `mtkit` application: its commands, its global options, and how errors become exit codes."""
 
+import errno
 import io
 import os
 import select
@@ -17,6 +18,7 @@ from mtkit.errors import MTKitError, ResourceError
 BROKEN_PIPE_EXIT_CODE = 141
 INTERRUPT_EXIT_CODE = 130
 STDOUT, STDERR = 1, 2
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Group(TyperGroup):
@@ -34,6 +36,11 @@ class _Group(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             code = _report(error)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            where = "" if error.filename is None else f"{error.filename}: "
+            code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
         _give_up_output()
         raise typer.Exit(code)
 

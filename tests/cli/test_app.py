@@ -39,7 +39,8 @@ def stop(interrupted: str) -> None:
 
 @app.command("break")
 def break_(kind: str) -> None:
-    raise {"bug": ZeroDivisionError("our fault"), "memory": MemoryError(), "pipe": BrokenPipeError(32, "Broken pipe"), "eof": EOFError()}[kind]
+    raise {"bug": ZeroDivisionError("our fault"), "memory": MemoryError(), "pipe": BrokenPipeError(32, "Broken pipe"), "eof": EOFError(),
+           "space": OSError(28, "No space left on device")}[kind]
 
 @app.command("wait")
 def wait() -> None:
@@ -293,6 +294,13 @@ def test_out_of_memory(failing: str) -> None:
     result = run_failing(failing, "break", "memory")
 
     assert (result.stderr, result.returncode) == ("error: out of memory\n", 5)
+
+
+def test_a_full_disk_wherever_it_is_noticed(failing: str) -> None:
+    """B50."""
+    result = run_failing(failing, "break", "space")
+
+    assert (result.stderr, result.returncode) == ("error: No space left on device\nFree some space and run the command again.\n", 5)
 
 
 def test_wrong_usage(failing: str) -> None:

@@ -119,6 +119,15 @@ def test_utf16_is_refused_by_name(tmp_path: Path) -> None:
         write_pair(tmp_path, b"a\n", "Ein Satz.\n".encode("utf-16")).check()
 
 
+@pytest.mark.parametrize("start", ["<refset a='b'>\n", "\ufeff<?xml version='1.0'?>\n", "  <!DOCTYPE mteval>\n", "<srcset>\n", "<DATASET>\n"])
+def test_test_sets_with_markup_are_refused_by_name(tmp_path: Path, start: str) -> None:
+    """B16: but a sentence about markup is a sentence."""
+    with pytest.raises(DataError, match=r"a\.en: is SGML or XML, not plain text"):
+        write_pair(tmp_path, f"{start}<seg id='1'>One.</seg>\n".encode(), b"A\nB\n").check()
+    assert write_pair(tmp_path, f"{start}One.\n".encode(), b"A\nB\n").check().num_pairs == 2
+    assert write_pair(tmp_path, f"One.\n{start}".encode(), b"A\nB\n").check().num_pairs == 2
+
+
 def test_missing_file(tmp_path: Path) -> None:
     source = write_pair(tmp_path, b"a\n", b"A\n")
     os.unlink(source.tgt)

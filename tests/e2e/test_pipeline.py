@@ -107,6 +107,15 @@ def test_a_model_directory_is_all_that_is_needed(pipeline: Pipeline, tmp_path: P
     assert mtkit("tokenizer", "decode", tmp_path / "copy", data=mtkit("tokenizer", "encode", tmp_path / "copy", data=b"One two.\n")) == b"One two.\n"
 
 
+def test_no_file_can_hold_code(pipeline: Pipeline) -> None:
+    """B44: neither a pickle nor the zip file that torch makes of one, under no name."""
+    files = [path for path in pipeline.root.rglob("*") if path.is_file() and pipeline.text not in path.parents]
+    assert {path.suffix for path in files} >= {".json", ".safetensors", ".model", ".src", ".jsonl"}
+    for path in files:
+        assert path.suffix not in (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".npy", ".npz")
+        assert not path.read_bytes().startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")), path
+
+
 def test_the_tokenizer_goes_along_byte_for_byte(pipeline: Pipeline) -> None:
     """B52: one tokenizer from the first command to the last."""
     places = [pipeline.shards, pipeline.run / "model", pipeline.average, *(pipeline.run / "checkpoints").iterdir()]

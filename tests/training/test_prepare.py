@@ -152,6 +152,7 @@ def test_source_and_target_of_other_lengths(text: Path, tmp_path: Path) -> None:
     append(text / "train.en", "one")
     with pytest.raises(DataError, match=r"train\.en.*train\.de"):
         make(text, tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "before a tokenizer is trained"
 
 
 def shard_set(text: Path, output: Path, *, dev: bool = True) -> Path:

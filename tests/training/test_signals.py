@@ -33,12 +33,16 @@ def test_a_request_from_another_process_keeps_what_is_known() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_where_nothing_has_to_be_saved_a_signal_ends_the_work_at_once(number: signal.Signals, code: int, is_before: bool) -> None:
+    def work(stop: StopRequest) -> None:
+        with stop.at_once():
+            os.kill(os.getpid(), number)
+            raise AssertionError("the block goes on")
+
     with StopRequest().listen() as stop:
         if is_before:
             os.kill(os.getpid(), number)
-        with pytest.raises(StoppedError, match="run the same command again") as error, stop.at_once():
-            os.kill(os.getpid(), number)
-            raise AssertionError("the block goes on")
+        with pytest.raises(StoppedError, match="run the same command again") as error:
+            work(stop)
     assert error.value.exit_code == code
 
 
