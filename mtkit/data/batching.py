@@ -110,7 +110,7 @@ def plan_epoch(src_lengths: Lengths, tgt_lengths: Lengths, *, budget: Budget, se
     if not len(order):
         raise DataError(
             f"none of the {len(src)} training pairs fits into max_tokens = {budget.max_tokens} positions",
-            hint="Raise training.max_tokens, or look at the data with `mtkit inspect`.",
+            hint="Raise batch.max_tokens, or look at the data with `mtkit inspect`.",
         )
     starts = _cut(src[order], tgt[order], budget)
     sizes = np.diff(starts)

@@ -18,6 +18,10 @@ from mtkit.training.trainer import Place, Trainer
 from mtkit.training.validate import DevSet
 
 
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""Seconds that a process waits for the others: for the data at the start, and for the slowest share of a validation."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
     """What a session works with.
@@ -68,8 +72,8 @@ def open_session(
             run.adopt_config(config)
             with stop.at_once():
                 prepare_data(config, output, num_workers=num_workers, say=say)
-        # The other processes wait here until the main one has prepared the data.
-        stack.enter_context(process_group(world, backend="nccl" if device.type == "cuda" else "gloo"))
+        # The other processes wait here until the main one has prepared the data, which takes a while for a large corpus.
+        stack.enter_context(process_group(world, backend="nccl" if device.type == "cuda" else "gloo", timeout_s=COLLECTIVE_TIMEOUT_S))
         shards, dev = open_shards(shards_directory(config, output))
         trainer = Trainer(config, shards=shards, dev=dev, run=run, place=place, stop=stop)
         if world.is_main:

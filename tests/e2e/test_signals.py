@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,14 +125,18 @@ Start = Callable[..., Training]
 
 
 @pytest.fixture
-def start(place: Path) -> Start:
-    """Starts the training, on raw text unless other data are given."""
+def start(place: Path) -> Iterator[Start]:
+    """Starts the training on the raw text; more data may be given."""
+    started: list[Training] = []
 
     def run(output: Path, *arguments: str | Path) -> Training:
         data: list[str | Path] = ["--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de"]
-        return Training([*data, "--config", place / "config.toml", "--output", output, *arguments])
+        started.append(Training([*data, "--config", place / "config.toml", "--output", output, *arguments]))
+        return started[-1]
 
-    return run
+    yield run
+    for training in started:  # those that a failed test has left
+        training.process.kill()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
