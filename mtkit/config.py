@@ -99,6 +99,26 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
 
 
+def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
+    """The part of a TOML file that belongs to one config.
+
+    A file may hold the config's own keys, or be the config of a whole training run, in which it is one table among others. A file with a table that
+    the config has no field for is such a run's config; without a table of the given name it sets nothing here.
+
+    Args:
+        path: The file.
+        cls: The dataclass that the layer is for.
+        table: Its name in a run's config.
+
+    Raises:
+        ConfigError: The file is missing or not TOML.
+    """
+    data = read_toml(path)
+    names = {field.name for field in dataclasses.fields(cls)}
+    is_run = isinstance(data.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in data.items())
+    return Layer(name=str(path), data=data.get(table, {}) if is_run else data)
+
+
 def parse_override(text: str) -> Tree:
     """Turn `optim.lr=5e-4` into `{"optim": {"lr": 0.0005}}`. The value is TOML; a bare word is a string, `none` is None.
 

@@ -61,6 +61,11 @@ def read_environment(environment: Mapping[str, str] | None = None) -> World:
     return world
 
 
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextlib.contextmanager
 def process_group(world: World, *, backend: str, timeout_s: float = 120.0) -> Iterator[None]:
     """Join the other processes for the time of the block. A world of one needs no group and gets none.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtkit.config import Layer, differences, dump_toml, from_dict, parse_override, read_toml, resolve, to_dict
+from mtkit.config import Layer, differences, dump_toml, from_dict, parse_override, read_layer, read_toml, resolve, to_dict
 from mtkit.errors import ConfigError
 
 
@@ -373,3 +373,22 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 def test_values_of_other_kinds_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="seed must be a whole number"):
         from_dict(Train, parse_override(f"seed={value}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("size = 3", {"size": 3}),
+        ("[owner]\nsize = 3\n[other]\nsize = 4", {"size": 3}),
+        ("[other]\nsize = 4", {}),
+        ('preset = "tiny"\n[other]\nsize = 4', {}),
+        ("siez = 3", {"siez": 3}),
+    ],
+)
+def test_a_file_holds_one_config_or_that_of_a_whole_run(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Owner:
+        size: int = 1
+
+    (tmp_path / "config.toml").write_text(text)
+    assert read_layer(tmp_path / "config.toml", Owner, table="owner").data == expected

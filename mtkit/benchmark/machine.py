@@ -1,6 +1,5 @@
 """What the machine could do, and how measurements are summed up."""
 
-import os
 import platform
 import statistics
 import time
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mtkit.distributed import num_cores
 from mtkit.model.device import Precision
 
 
@@ -39,7 +39,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     """Processor, cores and threads in use, and versions, for the record."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -37,11 +37,10 @@ def preprocess(
     as_json: JsonOption = False,
 ) -> None:
     """Lines per second, both sides counted, from text files to a finished shard set."""
-    import os
-
     from mtkit.benchmark.preprocess import bench_preprocess
     from mtkit.benchmark.synthetic import synthetic_text
     from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+    from mtkit.distributed import num_cores
     from mtkit.files import open_output, read_lines
 
     if (src is None) != (tgt is None):
@@ -58,7 +57,7 @@ def preprocess(
             loaded = train_tokenizer(sample, TokenizerConfig(vocab_size=8000))
         else:
             loaded = Tokenizer.load(tokenizer)
-        counts = workers or sorted({1, len(os.sched_getaffinity(0))})
+        counts = workers or sorted({1, num_cores()})
         _report([dataclasses.asdict(speed) for speed in bench_preprocess((src, tgt), loaded, workers=counts, repeats=repeats)], as_json=as_json)
 
 

@@ -1,6 +1,5 @@
 """`mtkit preprocess`."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +13,10 @@ import typer
 from mtkit.cli import console
 from mtkit.cli.console import JsonOption, QuietOption
 from mtkit.cli.corpora import MultiValueCommand, parse_test_sets
-from mtkit.config import Layer, parse_override, read_toml, resolve
+from mtkit.config import Layer, parse_override, read_layer, resolve
 from mtkit.data.corpus import Corpus, parse_corpus
 from mtkit.data.sources import PairedFiles
+from mtkit.distributed import num_cores
 from mtkit.errors import UsageError
 from mtkit.files import MAX_LINE_BYTES
 
@@ -87,7 +87,7 @@ def preprocess(
             tokenizer=Tokenizer.load(tokenizer),
             output=output,
             config=config,
-            num_workers=workers or len(os.sched_getaffinity(0)),
+            num_workers=workers or num_cores(),
             progress=progress,
         )
     seconds = time.monotonic() - start
@@ -108,7 +108,9 @@ def describe(report: "PreprocessReport", *, output: Path, seconds: float) -> lis
     rows += [("kept", f"{report.num_pairs:,}"), ("source tokens", f"{report.num_src_tokens:,}"), ("target tokens", f"{report.num_tgt_tokens:,}")]
     rows += [(f"{name} set", f"{number:,}") for name, number in report.held_out.items()]
     name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"{output}: {report.num_pairs:,} of {report.num_read:,} pairs in {report.num_shards} shards, {seconds:.1f} s"]
+    lines = [
+        f"{output}: {report.num_pairs:,} of {report.num_read:,} pairs in {report.num_shards} shard{'s' * (report.num_shards != 1)}, {seconds:.1f} s"
+    ]
     if report.num_reused_shards:
         lines.append(f"{report.num_reused_shards} of {report.num_shards} shards were there already")
     return lines + [f"  {name:<{name_width}}  {value:>{value_width}}" for name, value in rows]
@@ -133,11 +135,7 @@ def find_warnings(report: "PreprocessReport") -> list[str]:
 def _resolve(file: Path | None, overrides: Sequence[str]) -> "PreprocessConfig":
     from mtkit.data.preprocess import PreprocessConfig
 
-    layers = []
-    if file is not None:
-        data = read_toml(file)
-        # The config of a whole training run has a table for preprocessing; its other tables are not ours to judge.
-        layers.append(Layer(name=str(file), data=data["preprocess"] if isinstance(data.get("preprocess"), dict) else data))
+    layers = [] if file is None else [read_layer(file, PreprocessConfig, table="preprocess")]
     layers += [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]
     return resolve(PreprocessConfig, layers).config
 

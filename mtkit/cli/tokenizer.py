@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mtkit.cli import console
-from mtkit.config import Layer, Tree, parse_override, read_toml, resolve
+from mtkit.config import Layer, Tree, parse_override, read_layer, resolve
 from mtkit.decoding.windows import open_windows
 from mtkit.errors import DataError, MTKitError, UsageError
 from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output, read_manifest
@@ -88,11 +88,7 @@ def train(
 def _resolve(file: Path | None, overrides: Sequence[str], *, flags: dict[str, Tree]) -> "TokenizerConfig":
     from mtkit.data.tokenizer import TokenizerConfig
 
-    layers = []
-    if file is not None:
-        data: Any = read_toml(file)
-        # The config of a whole training run has a table for the tokenizer; its other tables are not ours to judge.
-        layers.append(Layer(name=str(file), data=data["tokenizer"] if isinstance(data.get("tokenizer"), dict) else data))
+    layers = [] if file is None else [read_layer(file, TokenizerConfig, table="tokenizer")]
     layers += [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]
     layers += [Layer(name=name, data=data) for name, data in flags.items()]
     return resolve(TokenizerConfig, layers).config

@@ -1,6 +1,5 @@
 """`mtkit train`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,11 +81,10 @@ def train(
     if output is None:
         raise UsageError("no output directory was given", hint="Add --output runs/NAME")
     config = resolved.config
-    num_workers = workers or len(os.sched_getaffinity(0))
-
-    from mtkit.distributed import launch, read_environment
+    from mtkit.distributed import launch, num_cores, read_environment
     from mtkit.training.run import RunDirectory
 
+    num_workers = workers or num_cores()
     world = read_environment()
     if num_processes > 1 and world.size == 1:
         from mtkit.training.prepare import prepare_data

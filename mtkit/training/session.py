@@ -17,7 +17,6 @@ from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Place, Trainer
 from mtkit.training.validate import DevSet
 
-
 COLLECTIVE_TIMEOUT_S = 1800.0
 """Seconds that a process waits for the others: for the data at the start, and for the slowest share of a validation."""
 

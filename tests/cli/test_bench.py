@@ -82,7 +82,7 @@ def test_preprocess_on_generated_text(toy_run: Path, monkeypatch: pytest.MonkeyP
         return []
 
     monkeypatch.setattr("mtkit.benchmark.preprocess.bench_preprocess", measure)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("mtkit.distributed.num_cores", lambda: 3)
     bench("preprocess", "--pairs", "50000", "--tokenizer", toy_run / "data" / "tokenizer", "--repeats", "1")
     assert seen == [(50_000, 50_000, 44, {"workers": [1, 3], "repeats": 1})]
 
