@@ -19,6 +19,9 @@ from mtkit.training.config import TrainConfig
 from mtkit.training.dry_run import peak_memory_mb
 from mtkit.training.step import TrainingPairs, UpdateBatch, Updater, update_batches
 
+SMALLEST_CORPUS = 100_000
+"""Generated pairs at least: in a small corpus few sentences have the same length, so that more of a batch is padding than in a real one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
@@ -93,7 +96,8 @@ def bench_train(
     if pairs is None:
         vocab_sizes = (config.tokenizer.vocab_size, config.tokenizer.vocab_size)
         needed = (updates * repeats + warmup_updates) * config.batch.batch_tokens / mean_length
-        pairs = synthetic_pairs(int(needed * 1.3) + 1000, vocab_size=config.tokenizer.vocab_size, mean_length=mean_length)
+        num_pairs = max(SMALLEST_CORPUS, int(needed * 1.3))
+        pairs = synthetic_pairs(num_pairs, vocab_size=config.tokenizer.vocab_size, mean_length=mean_length)
     assert vocab_sizes is not None
     torch.manual_seed(config.seed)
     model = Transformer(config.model, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1]).to(device)

@@ -141,14 +141,15 @@ def _report(reports: list[dict[str, Any]], *, as_json: bool) -> None:
         return
     for report in reports:
         for key, value in report.items():
-            console.say(f"{key:<28} {_show(value)}")
+            console.say(f"{key:<28} {_show(key, value)}")
 
 
-def _show(value: Any) -> str:
+def _show(key: str, value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"median", "lowest", "highest", "repeats"}:
         return f"{value['median']:,.1f}   (lowest {value['lowest']:,.1f}, highest {value['highest']:,.1f}, {value['repeats']} repeats)"
     if isinstance(value, dict):
         return ", ".join(f"{key} {entry}" for key, entry in value.items())
     if isinstance(value, float):
-        return f"{value:.3%}" if 0 < value < 1 else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+        is_share = key.endswith("_share") or key == "utilization"
+        return f"{value:.2%}" if is_share else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
     return str(value)

@@ -7,6 +7,7 @@ from typer.testing import CliRunner, Result
 
 from mtkit.checkpoint.format import load_model
 from mtkit.cli.app import app
+from mtkit.cli.bench import _show
 
 TINY = ("--updates", "2", "--warmup", "1", "--repeats", "2", "--device", "cpu", "--threads", "1")
 
@@ -115,3 +116,10 @@ def test_mistakes(toy_run: Path, toy_text: Path, words: list[str], exit_code: in
     result = bench(*map(fill, words), exit_code=exit_code)
     assert fill(message) in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_shares_are_percentages_and_seconds_are_not() -> None:
+    assert _show("padding_share", 0.0815) == "8.15%"
+    assert _show("utilization", 0.5) == "50.00%"
+    assert _show("seconds_per_update", 0.4712) == "0.4712"
+    assert _show("peak_memory_mb", 1092.4) == "1,092"
