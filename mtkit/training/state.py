@@ -4,6 +4,7 @@ Random numbers are not in here: data order and dropout are functions of the seed
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -59,12 +60,15 @@ class TrainState:
     scaler: dict[str, float] = field(default_factory=dict)
 
     def record_validation(self, scores: dict[str, float], *, metric: Metric) -> bool:
-        """Take in the results of a validation at the current step; returns whether the metric reached a new best."""
-        self.scores, self.scores_step = dict(scores), self.step
-        value = scores.get(metric)
-        if value is None:
+        """Take in the results of a validation at the current step; returns whether the metric reached a new best.
+
+        A result that is not finite is left out, and counts as one without a new best.
+        """
+        self.scores, self.scores_step = {name: value for name, value in scores.items() if math.isfinite(value)}, self.step
+        if metric not in scores:
             return False
-        is_better = self.best_value is None or (value < self.best_value if metric == "loss" else value > self.best_value)
+        value = self.scores.get(metric)
+        is_better = value is not None and (self.best_value is None or (value < self.best_value if metric == "loss" else value > self.best_value))
         if is_better:
             self.best_value, self.best_step, self.num_bad_validations = value, self.step, 0
         else:

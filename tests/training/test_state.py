@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,12 @@ def test_the_files_of_a_checkpoint(make_trainer: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=0)
         torch.testing.assert_close(average[name], trainer.updater.ema[name], rtol=0, atol=0)
     assert Tokenizer.read_files(path / "tokenizer").src_vocab_size == 44
+
+
+def test_a_result_that_is_not_finite_is_no_result_and_can_be_saved() -> None:
+    state = TrainState(step=3)
+    assert not state.record_validation({"loss": math.nan, "ppl": math.inf, "bleu": 1.5}, metric="loss")
+    assert state.scores == {"bleu": 1.5}
+    assert (state.best_value, state.num_bad_validations) == (None, 1)
+    json.dumps(state.to_json(), allow_nan=False)
+    assert state.record_validation({"loss": 2.0}, metric="loss")
