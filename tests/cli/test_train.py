@@ -234,7 +234,6 @@ def test_piped_output_is_plain_lines_and_ctrl_c_saves(train_words: list[str], tm
     assert (tmp_path / "run" / "checkpoints" / f"step-{int(match[1]):07d}").is_dir()
 
 
-@pytest.mark.slow
 def test_two_processes_train_one_model(train_words: list[str], tmp_path: Path) -> None:
     words = [*train_words, "--output", str(tmp_path / "run"), "--nproc", "2", "--workers", "1", "--json"]
     with start(words) as process:

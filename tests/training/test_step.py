@@ -70,13 +70,11 @@ def alone(shards: ShardSet) -> Ranks:
     return Ranks(tensors=[tensors], facts=[facts])
 
 
-@pytest.mark.slow
 def test_both_processes_have_the_gradient_of_one_with_twice_the_accumulation(two: Ranks, alone: Ranks) -> None:
     for rank in range(2):
         close(two.tensors[rank]["first"], alone.tensors[0]["first"], relative=2e-6)
 
 
-@pytest.mark.slow
 def test_a_process_without_work_does_not_change_the_gradient(two: Ranks, alone: Ranks, shards: ShardSet) -> None:
     plan = ranks.make_plan(shards, world_size=2)
     assert len(plan.update(plan.num_updates - 1)) % 2 == 1, "else no process is idle"
@@ -86,12 +84,10 @@ def test_a_process_without_work_does_not_change_the_gradient(two: Ranks, alone: 
         close(two.tensors[rank]["last"], alone.tensors[0]["last"], relative=2e-6)
 
 
-@pytest.mark.slow
 def test_gradients_travel_once_per_update(two: Ranks) -> None:
     assert [facts["exchanges"] for facts in two.facts] == [[1, 1, 1]] * 2, "not once per micro-batch"
 
 
-@pytest.mark.slow
 def test_both_processes_stay_the_same_model(two: Ranks, alone: Ranks) -> None:
     for name, tensor in two.tensors[0]["weights"].items():
         torch.testing.assert_close(two.tensors[1]["weights"][name], tensor, rtol=0, atol=0)
@@ -102,7 +98,6 @@ def test_both_processes_stay_the_same_model(two: Ranks, alone: Ranks) -> None:
     assert float((both - one).norm()) < 1e-3 * float(one.norm())
 
 
-@pytest.mark.slow
 def test_both_processes_report_the_sums_over_both(two: Ranks, alone: Ranks) -> None:
     assert two.facts[0]["results"] == two.facts[1]["results"]
     for both, one in zip(two.facts[0]["results"], alone.facts[0]["results"], strict=True):
