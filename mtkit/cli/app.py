@@ -1,18 +1,20 @@
 """The `mtkit` application: its commands, its global options, and how errors become exit codes."""
 
+import contextlib
 import errno
 import io
 import os
 import select
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from mtkit import __version__
 from mtkit.cli import average, bench, console, inspect, preprocess, score, tokenizer, train, translate
+from mtkit.distributed import read_environment
 from mtkit.errors import MTKitError, ResourceError
 
 BROKEN_PIPE_EXIT_CODE = 141
@@ -107,7 +109,30 @@ for module in (tokenizer, preprocess, train, average, translate, score, inspect,
 def main() -> None:
     """Entry point of the `mtkit` script."""
     _open_closed_streams()
-    app()
+    if read_environment().size == 1:
+        app()
+    else:
+        _run_as_rank()
+
+
+def _run_as_rank() -> NoReturn:
+    """Run the application as one of several processes, and leave without taking the interpreter down.
+
+    The threads of a process group may still hold Python objects. An interpreter that is shutting down ends such a thread where it stands, and that
+    aborts the process: a run that was all right would now and then end with exit code 134.
+    """
+    try:
+        app()
+        code: object = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _open_closed_streams() -> None:

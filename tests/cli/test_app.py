@@ -373,3 +373,11 @@ def test_stdout_that_is_full(failing: str) -> None:
         assert result.stderr.startswith("error: stdout: cannot be written: No space left on device\n")
         assert "Traceback" not in result.stderr
         assert result.returncode == 5
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["no-such-command"], 2), (["inspect", "nothing-here"], 4)])
+def test_a_rank_ends_with_the_same_code_and_output(words: list[str], code: int) -> None:
+    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    alone, rank = (subprocess.run([sys.executable, "-m", "mtkit", *words], env=env, capture_output=True, check=False) for env in (None, environment))
+    assert (rank.returncode, rank.stdout, rank.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+    assert rank.returncode == code

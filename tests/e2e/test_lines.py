@@ -24,12 +24,19 @@ Run = Callable[..., Result]
 ODD = b"one\xe2\x80\xa8two\xc2\x85three\x0bfour\x0cfive\x1csix \x00 \xef\xbb\xbfseven"
 """One line, whatever it holds."""
 
+GZIP_MAGIC = b"\x1f\x8b"
+"""A file that begins so is not text."""
+
 LINE = st.lists(
     st.sampled_from(
         [b"one", b" two", b"\r", b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xc2\x85", b"\x0b", b"\x00", b"\t", b"\xef\xbb\xbf", b"<s>"]
     )
 ).map(b"".join) | st.binary(max_size=20).map(lambda data: data.replace(b"\n", b""))
-TEXT = st.tuples(st.lists(LINE, max_size=5), st.booleans()).map(lambda parts: b"\n".join(parts[0]) + b"\n" * parts[1])
+TEXT = (
+    st.tuples(st.lists(LINE, max_size=5), st.booleans())
+    .map(lambda parts: b"\n".join(parts[0]) + b"\n" * parts[1])
+    .filter(lambda data: not data.startswith(GZIP_MAGIC))
+)
 ANY_BYTES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
