@@ -70,3 +70,10 @@ def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(block)
         resolved = resolve_config(preset=None, config_file=tmp_path / "config.toml", overrides=[], flags={})
         assert "preset base" in resolved.origins.values()
+
+
+def test_the_tour_of_the_code_names_every_module() -> None:
+    tour = (REPOSITORY / "mtkit" / "README.md").read_text(encoding="utf-8")
+    places = [path for path in (REPOSITORY / "mtkit").rglob("*.py") if path.parent.name not in ("cli", "benchmark") and "__" not in path.name]
+    assert len(places) > 40
+    assert [path.name for path in places if f"`{path.name}`" not in tour] == []
