@@ -3,7 +3,7 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,15 +78,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def timed(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds that a piece of work takes, until the device is done with it."""
-    synchronize(device)
-    started = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 def _processor() -> str:

@@ -24,7 +24,6 @@ MetricName = Literal["bleu", "chrf", "chrf++", "ter"]
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 
-DEFAULT_NUM_BOOTSTRAP = 1000
 DEFAULT_SEED = 12345
 """sacreBLEU's own, so that its command line gives the same intervals."""
 

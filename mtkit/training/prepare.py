@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,16 @@ def shards_directory(config: TrainConfig, output: Path) -> Path:
     return output / DATA_NAME / "shards" if config.data.shards is None else Path(config.data.shards)
 
 
-def open_shards(path: Path, *, expected_fingerprint: str | None = None) -> tuple[ShardSet, DevSet]:
+def open_shards(path: Path) -> tuple[ShardSet, DevSet]:
     """Open shards and their dev set for training.
 
     Args:
         path: The shard directory.
-        expected_fingerprint: What the run was started with, or None for a new run.
 
     Raises:
-        ArtefactError: They are damaged, hold no dev set, or are not those that the run was started with.
+        ArtefactError: They are damaged or hold no dev set.
     """
     shards = ShardSet.open(path)
-    if expected_fingerprint is not None and shards.fingerprint != expected_fingerprint:
-        raise ArtefactError(
-            f"{path}: has the fingerprint {shards.fingerprint[:16]}, but the run was started with data of {expected_fingerprint[:16]}",
-            hint="Give the data that the run was started with, or start a new run in another --output.",
-        )
     if "dev" not in shards.held_out_names:
         raise ArtefactError(f"{path}: holds no dev set", hint="Make the shards anew with `mtkit preprocess --dev dev.en dev.de`.")
     src_lines, tgt_lines = shards.held_out("dev")
@@ -108,15 +102,10 @@ def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -
     if (directory / MANIFEST_NAME).is_file():
         return Tokenizer.load(directory)
     say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
-    with contextlib.closing(_closing_pairs(corpus)) as pairs:
+    with contextlib.closing(corpus.pairs()) as pairs:
         tokenizer = train_tokenizer(pairs, config.tokenizer)
     tokenizer.save(directory)
     return tokenizer
-
-
-def _closing_pairs(corpus: Corpus) -> Any:
-    pairs: Iterator[tuple[str, str]] = corpus.pairs()
-    yield from pairs
 
 
 def _describe_source(config: TrainConfig) -> dict[str, Any]:
