@@ -21,7 +21,7 @@ SLOW_IMPORTS = {"torch", "datasets", "sentencepiece", "sacrebleu"}
 """What a command may import only once it runs."""
 
 TORCH_FREE = {"data", "evaluation"}
-TORCH_ALLOWED = {"mtkit.data.batching", "mtkit.data.loader"}
+TORCH_ALLOWED = {"mtkit.data.loader", "mtkit.data.packing"}
 
 FORBIDDEN_IMPORTS = {
     "pickle": "it runs code from files",

@@ -9,14 +9,15 @@ import torch
 
 from mtkit.benchmark.machine import Spread, describe_machine, matmul_flops_per_s, spread, synchronize
 from mtkit.benchmark.synthetic import synthetic_pairs
-from mtkit.data.batching import derive_budget, plan_epoch
+from mtkit.data.batching import derive_budget, plan_pool, with_packing
 from mtkit.data.loader import Prefetcher
 from mtkit.distributed import World
 from mtkit.model.config import flops_per_token
-from mtkit.model.device import resolve_precision
+from mtkit.model.device import keep_freed_memory, resolve_precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig
 from mtkit.training.dry_run import peak_memory_mb
+from mtkit.training.micro import can_pack
 from mtkit.training.step import TrainingPairs, UpdateBatch, Updater, update_batches
 
 SMALLEST_CORPUS = 100_000
@@ -99,12 +100,26 @@ def bench_train(
         num_pairs = max(SMALLEST_CORPUS, int(needed * 1.3))
         pairs = synthetic_pairs(num_pairs, vocab_size=config.tokenizer.vocab_size, mean_length=mean_length)
     assert vocab_sizes is not None
+    if device.type == "cpu":
+        keep_freed_memory()
     torch.manual_seed(config.seed)
     model = Transformer(config.model, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1]).to(device)
     precision = resolve_precision(config.training.precision, device)
-    updater = Updater(model, config.optim, precision=precision, device=device, world=World(), ema_decay=config.training.ema_decay)
+    is_packed = can_pack(config.model, device, precision)
+    updater = Updater(
+        model,
+        config.optim,
+        precision=precision,
+        device=device,
+        world=World(),
+        ema_decay=config.training.ema_decay,
+        is_packed=is_packed,
+        compile_model=config.training.compile_layers,
+    )
     budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=1)
-    plan = plan_epoch(pairs.src_lengths, pairs.tgt_lengths, budget=budget, seed=config.seed, epoch=0)
+    if is_packed:
+        budget = with_packing(budget, pairs.src_lengths, pairs.tgt_lengths)
+    plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=budget, seed=config.seed, epoch=0, pool=0)
 
     def endless() -> Iterator[UpdateBatch]:
         while True:

@@ -22,9 +22,29 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
     app.add_typer(bench_app, name="bench", epilog="Example: mtkit bench train --preset tiny --json")
+    bench_app.command("data", epilog="Example: mtkit bench data --pairs 10000000 --json")(data)
     bench_app.command("preprocess", epilog="Example: mtkit bench preprocess --src train.en --tgt train.de --tokenizer tok")(preprocess)
     bench_app.command("train", epilog="Example: mtkit bench train --preset base --mean-length 27")(train)
     bench_app.command("translate", epilog="Example: mtkit bench translate runs/en-de/model --src test.en --ref test.de")(translate)
+
+
+def data(
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of generated data; 200 million take 13 GB.")] = 1_000_000,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to keep the generated data, or find it again; default: removed afterwards.")
+    ] = None,
+    mean_length: Annotated[float, typer.Option("--mean-length", min=2, help="Target tokens of a generated pair.")] = 12.0,
+    pools: Annotated[int, typer.Option("--pools", min=1, help="Pools of 131072 pairs to read for the speeds.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Time and memory to begin with a large corpus and to go on in the middle, and the speed of the batches; nothing is trained."""
+    from mtkit.benchmark.data import bench_data, generate_shards
+
+    with tempfile.TemporaryDirectory() as temporary:
+        place = directory or Path(temporary) / "shards"
+        generate_shards(place, num_pairs=pairs, mean_length=mean_length)
+        report = bench_data(place, num_pools=pools)
+    _report([dataclasses.asdict(report)], as_json=as_json)
 
 
 def preprocess(
@@ -78,18 +98,19 @@ def train(
 
     from mtkit.benchmark.train import bench_train
     from mtkit.cli.train import resolve_config
+    from mtkit.data.pools import ShardPools
     from mtkit.data.shards import ShardSet
     from mtkit.model.device import resolve_device
 
     config = resolve_config(preset=preset, config_file=None, overrides=overrides or [], flags={}).config
     if threads is not None:
         torch.set_num_threads(threads)
-    pairs = None if shards is None else ShardSet.open(shards)
+    data = None if shards is None else ShardSet.open(shards)
     report = bench_train(
         config,
         device=resolve_device(device),
-        pairs=pairs,
-        vocab_sizes=None if pairs is None else (pairs.tokenizer.src_vocab_size, pairs.tokenizer.tgt_vocab_size),
+        pairs=None if data is None else ShardPools(data, seed=config.seed).read(0, 0),
+        vocab_sizes=None if data is None else (data.tokenizer.src_vocab_size, data.tokenizer.tgt_vocab_size),
         mean_length=mean_length,
         updates=updates,
         warmup_updates=warmup,

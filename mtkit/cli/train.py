@@ -45,6 +45,14 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as optim.lr=5e-4; repeatable.")
     ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option("--init-from", metavar="MODEL", help="Fine-tune: begin with the weights and the tokenizer of a model."),
+    ] = None,
+    keep_optimizer: Annotated[
+        bool | None,
+        typer.Option("--keep-optimizer/--fresh-optimizer", help="With --init-from CHECKPOINT: its optimizer state too, or none."),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the initial weights, the data order and dropout.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads of each process.")] = None,
@@ -68,6 +76,7 @@ def train(
             "src_lang": src_lang,
             "tgt_lang": tgt_lang,
         },
+        "training": {"init_from": None if init_from is None else str(init_from), "keep_optimizer": keep_optimizer},
         "seed": seed,
     }
     resolved = resolve_config(preset=preset, config_file=config_file, overrides=overrides or [], flags=flags)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.data.filters import FilterConfig, hash_pairs, text_reason, token_reasons
-from mtkit.data.shards import Ids, id_dtype
 from mtkit.data.sources import TextPair
+from mtkit.data.token_file import Ids, id_dtype
 from mtkit.data.tokenizer import Side, Tokenizer
 from mtkit.errors import MTKitError
 
@@ -41,6 +41,7 @@ class EncodedBlock:
         tgt_lengths_N: Target ids of each pair.
         hashes_N: 64-bit hash of each pair's text, or None when duplicates are not looked for.
         dropped: Reason -> number of pairs dropped for it.
+        source: Number of the source in the corpus that they come from, from 0.
     """
 
     num_read: int
@@ -50,6 +51,7 @@ class EncodedBlock:
     tgt_lengths_N: NDArray[np.int32]
     hashes_N: NDArray[np.uint64] | None
     dropped: dict[str, int]
+    source: int = 0
 
     def select(self, is_kept_N: NDArray[np.bool_], *, reason: str) -> "EncodedBlock":
         """The block without the pairs that are not kept, which are counted as dropped for `reason`."""
@@ -63,14 +65,21 @@ class EncodedBlock:
             tgt_lengths_N=self.tgt_lengths_N[is_kept_N],
             hashes_N=None if self.hashes_N is None else self.hashes_N[is_kept_N],
             dropped=_add_count(self.dropped, reason, int(np.count_nonzero(~is_kept_N))),
+            source=self.source,
         )
 
 
-def split_blocks(pairs: Iterator[TextPair], *, shard_pairs: int) -> Iterator[list[TextPair]]:
-    """Gather pairs into blocks of bounded size, none of which reaches across a multiple of `shard_pairs` pairs."""
+def split_blocks(pairs: Iterator[TextPair], *, shard_pairs: int, num_before: int = 0) -> Iterator[list[TextPair]]:
+    """Gather pairs into blocks of bounded size.
+
+    Args:
+        pairs: The text.
+        shard_pairs: No block reaches across a multiple of this number of pairs.
+        num_before: Pairs that came before these.
+    """
     block: list[TextPair] = []
     num_characters = 0
-    for number, pair in enumerate(pairs, start=1):
+    for number, pair in enumerate(pairs, start=num_before + 1):
         block.append(pair)
         num_characters += len(pair[0]) + len(pair[1])
         if len(block) == BLOCK_PAIRS or num_characters >= BLOCK_CHARACTERS or number % shard_pairs == 0:

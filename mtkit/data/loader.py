@@ -1,6 +1,6 @@
 """From pair numbers to tensors.
 
-Shape letters: B sentences, S source positions, T target positions.
+Shape letters: B sentences, S source positions, T target positions; M and N those of packed batches.
 """
 
 import queue
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mtkit.data.packing import PackedShape, pack_side
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 T = TypeVar("T")
@@ -87,10 +88,94 @@ def collate(src: Sequence[Sequence[int] | NDArray[Any]], tgt: Sequence[Sequence[
     )
 
 
-def load_batch(pairs: Pairs, indices: NDArray[np.int64]) -> Batch:
-    """Read the pairs with the given numbers into a batch."""
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the sentences of a packed sequence lie.
+
+    Attributes:
+        starts: int32 [B + 1], the first position of each sentence, and the end. Sentences may be empty.
+        positions_N: int64, the position of each token in its sentence.
+        max_length: At least the length of the longest sentence.
+    """
+
+    starts: Tensor
+    positions_N: Tensor
+    max_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """Sentence pairs without padding between them; a `PackedShape` gives the sizes of all tensors.
+
+    Attributes:
+        src_M: Source ids, each sentence with EOS, int64; `PAD_ID` in unused positions, here and below.
+        src: Where the source sentences lie.
+        tgt_in_N: What the decoder reads: BOS and the target ids of each sentence.
+        tgt_out_N: What it has to predict at the same positions: the target ids and EOS.
+        tgt: Where the target sentences lie.
+        num_tgt_tokens: Real target tokens, EOS included.
+        num_src_tokens: Real source tokens, EOS included.
+    """
+
+    src_M: Tensor
+    src: Packing
+    tgt_in_N: Tensor
+    tgt_out_N: Tensor
+    tgt: Packing
+    num_tgt_tokens: int
+    num_src_tokens: int
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device; the copy to a GPU does not block."""
+        if device.type == "cpu":
+            return self
+        src, tgt = (
+            Packing(starts=_move(side.starts, device), positions_N=_move(side.positions_N, device), max_length=side.max_length)
+            for side in (self.src, self.tgt)
+        )
+        return type(self)(
+            src_M=_move(self.src_M, device),
+            src=src,
+            tgt_in_N=_move(self.tgt_in_N, device),
+            tgt_out_N=_move(self.tgt_out_N, device),
+            tgt=tgt,
+            num_tgt_tokens=self.num_tgt_tokens,
+            num_src_tokens=self.num_src_tokens,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that a recorded step reads, in a fixed order."""
+        return [self.src_M, self.src.starts, self.src.positions_N, self.tgt_in_N, self.tgt_out_N, self.tgt.starts, self.tgt.positions_N]
+
+
+def pack(src: Sequence[Sequence[int] | NDArray[Any]], tgt: Sequence[Sequence[int] | NDArray[Any]], shape: PackedShape) -> PackedBatch:
+    """Make a packed batch of token ids given without BOS and EOS, one sequence per sentence and side."""
+
+    def side(rows: list[NDArray[np.int64]], tokens: int) -> tuple[Tensor, Packing]:
+        ids, positions, starts = pack_side(rows, tokens=tokens, num_slots=shape.num_slots, max_length=shape.max_length, pad=PAD_ID)
+        packing = Packing(starts=torch.from_numpy(starts), positions_N=torch.from_numpy(positions), max_length=shape.max_length)
+        return torch.from_numpy(ids), packing
+
+    bos, eos = (np.asarray([id_], dtype=np.int64) for id_ in (BOS_ID, EOS_ID))
+    src_M, src_packing = side([np.concatenate((row, eos)) for row in src], shape.src_tokens)
+    tgt_in_N, tgt_packing = side([np.concatenate((bos, row)) for row in tgt], shape.tgt_tokens)
+    tgt_out_N, _ = side([np.concatenate((row, eos)) for row in tgt], shape.tgt_tokens)
+    return PackedBatch(
+        src_M=src_M,
+        src=src_packing,
+        tgt_in_N=tgt_in_N,
+        tgt_out_N=tgt_out_N,
+        tgt=tgt_packing,
+        num_tgt_tokens=sum(map(len, tgt)) + len(tgt),
+        num_src_tokens=sum(map(len, src)) + len(src),
+    )
+
+
+def load_batch(pairs: Pairs, indices: NDArray[np.int64], shape: PackedShape | None = None) -> Batch | PackedBatch:
+    """Read the pairs with the given numbers into a batch: a packed one of the given shape, or else a padded one."""
     numbers = indices.tolist()
-    return collate([pairs.src(number) for number in numbers], [pairs.tgt(number) for number in numbers])
+    src, tgt = [pairs.src(number) for number in numbers], [pairs.tgt(number) for number in numbers]
+    return collate(src, tgt) if shape is None else pack(src, tgt, shape)
 
 
 class Prefetcher(Iterator[T]):

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from mtkit.config import from_dict, to_dict
 from mtkit.data.blocks import EncodedBlock
-from mtkit.data.shards import ShardMeta, TokenFileWriter, id_dtype
+from mtkit.data.shards import ShardMeta
+from mtkit.data.token_file import TokenFileWriter, id_dtype
 from mtkit.data.tokenizer import UNK_ID, Side, Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError
 from mtkit.files import atomic_file, read_json, sha256_file, write_json
@@ -55,6 +56,9 @@ class ShardRecord:
     dropped: dict[str, int]
     """Reason -> pairs dropped."""
 
+    by_source: dict[str, int]
+    """Number of a source in the corpus -> pairs kept from it."""
+
     sha256: dict[str, str]
     """File name -> sha256."""
 
@@ -78,6 +82,7 @@ class PartialShards:
         src_is_unknown_V, tgt_is_unknown_V = unknown_ids(tokenizer, "src"), unknown_ids(tokenizer, "tgt")
         num_read = num_pairs = num_src_unknown = num_tgt_unknown = 0
         dropped: dict[str, int] = {}
+        by_source: dict[str, int] = {}
         hashes: list[NDArray[np.uint64]] = []
         with atomic_file(paths["src"]) as src_stream, atomic_file(paths["tgt"]) as tgt_stream:
             src_writer = TokenFileWriter(src_stream, dtype=id_dtype(tokenizer.src_vocab_size))
@@ -87,6 +92,7 @@ class PartialShards:
                 tgt_writer.write(block.tgt_ids, block.tgt_lengths_N)
                 num_read += block.num_read
                 num_pairs += len(block.src_lengths_N)
+                by_source[str(block.source)] = by_source.get(str(block.source), 0) + len(block.src_lengths_N)
                 num_src_unknown += int(np.count_nonzero(src_is_unknown_V[block.src_ids]))
                 num_tgt_unknown += int(np.count_nonzero(tgt_is_unknown_V[block.tgt_ids]))
                 for reason, number in block.dropped.items():
@@ -106,6 +112,7 @@ class PartialShards:
             num_src_unknown=num_src_unknown,
             num_tgt_unknown=num_tgt_unknown,
             dropped=dropped,
+            by_source=by_source,
             sha256={file.name: sha256_file(file) for file in files},
         )
         write_json(self.directory / f"{name}.json", to_dict(record))

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,16 @@ from mtkit.data.blocks import EncodedBlock, encode_blocks, split_blocks
 from mtkit.data.corpus import Corpus, ReadCounts, SourceRecord, TextPair, check_directions
 from mtkit.data.filters import DUPLICATE, FilterConfig, SeenHashes
 from mtkit.data.partial import PartialShards, partial_shards
-from mtkit.data.shards import HELD_OUT_DIRECTORY, KIND, META_NAME, REPORT_NAME, SHARDS_FORMAT, TOKENIZER_DIRECTORY, ShardSetMeta, held_out_paths
+from mtkit.data.shards import (
+    HELD_OUT_DIRECTORY,
+    KIND,
+    META_NAME,
+    REPORT_NAME,
+    SHARDS_FORMAT,
+    TOKENIZER_DIRECTORY,
+    ShardSetMeta,
+    held_out_paths,
+)
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ConfigError, DataError, MTKitError, UsageError
 from mtkit.files import atomic_directory, open_output, read_json, verify_directory, write_json
@@ -140,7 +150,8 @@ def preprocess(
         report = _report(partial, config=config, counts=counts, held_out={name: len(pairs) for name, pairs in held_out_pairs.items()})
         if not report.num_pairs:
             raise _nothing_left(report, train)
-        _publish(output, partial=partial, tokenizer=tokenizer, job=job, held_out=held_out_pairs, report=report)
+        corpora = _corpora(train, partial)
+        _publish(output, partial=partial, corpora=corpora, tokenizer=tokenizer, job=job, held_out=held_out_pairs, report=report)
     return replace(report, num_reused_shards=num_reused)
 
 
@@ -241,21 +252,38 @@ def _write_shards(
     for hashes in partial.hashes():
         seen.add(hashes)
     num_done = sum(record.num_read for record in partial.records)
-    pairs = train.pairs(counts=counts)
-    for _ in itertools.islice(pairs, num_done):
-        pass
+    sources: deque[int] = deque()
     blocks = encode_blocks(
-        split_blocks(pairs, shard_pairs=config.shard_pairs),
+        _read_blocks(train, num_done=num_done, shard_pairs=config.shard_pairs, counts=counts, sources=sources),
         tokenizer=tokenizer,
         tokenizer_directory=tokenizer_directory,
         filters=config.filters,
         num_workers=num_workers,
     )
     with closing(blocks):
-        unique = _without_duplicates(blocks, seen, num_done=num_done, progress=progress)
+        named = (replace(block, source=sources.popleft()) for block in blocks)
+        unique = _without_duplicates(named, seen, num_done=num_done, progress=progress)
         for first in unique:
             shard = _take_shard(itertools.chain([first], unique), shard_pairs=config.shard_pairs)
             partial.write_shard(shard, tokenizer=tokenizer)
+
+
+def _read_blocks(train: Corpus, *, num_done: int, shard_pairs: int, counts: ReadCounts, sources: deque[int]) -> Iterator[list[TextPair]]:
+    """The text after the first `num_done` pairs in blocks of one source each, whose number is added to `sources`."""
+    num_read = 0
+    for number, source in enumerate(train.sources):
+        pairs = iter(source.read(counts))
+        num_skipped = sum(1 for _ in itertools.islice(pairs, max(0, num_done - num_read)))
+        num_read += num_skipped
+        for block in split_blocks(pairs, shard_pairs=shard_pairs, num_before=num_read):
+            num_read += len(block)
+            sources.append(number)
+            yield block
+
+
+def _corpora(train: Corpus, partial: PartialShards) -> tuple[int, ...]:
+    """How many pairs of each source were kept."""
+    return tuple(sum(record.by_source.get(str(number), 0) for record in partial.records) for number in range(len(train.sources)))
 
 
 def _without_duplicates(
@@ -309,6 +337,7 @@ def _publish(
     output: Path,
     *,
     partial: PartialShards,
+    corpora: tuple[int, ...],
     tokenizer: Tokenizer,
     job: _Job,
     held_out: Mapping[str, list[TextPair]],
@@ -327,7 +356,8 @@ def _publish(
                 with open_output(path) as writer:
                     for line in lines:
                         writer.write(line)
-        meta = ShardSetMeta(tokenizer=tokenizer.fingerprint, shards=tuple(record.meta for record in partial.records), held_out=tuple(held_out))
+        shards = tuple(record.meta for record in partial.records)
+        meta = ShardSetMeta(tokenizer=tokenizer.fingerprint, shards=shards, corpora=corpora, held_out=tuple(held_out))
         write_json(directory / META_NAME, to_dict(meta))
         plain_report = to_dict(report)
         del plain_report["num_reused_shards"]

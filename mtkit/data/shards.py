@@ -1,27 +1,24 @@
-"""Token ids on disk, memory-mapped: the file of one side of one shard, and the directory of all of them.
+"""The directory of a corpus as token ids: token files (`token_file.py`), the tokenizer that made them, the raw text of dev and test sets.
 
-A token file, little-endian throughout:
-
-    header    64 bytes: magic, version, bytes per id, number of rows, number of ids, CRC-32 of the ids, of the offsets, and of the header itself
-    ids       uint16 or uint32 each, row after row, then zeros up to a multiple of 8 bytes
-    offsets   int64 each, number of rows + 1: row i is ids[offsets[i]:offsets[i + 1]]
-
-Opening a file checks its header, size and offsets; the ids are checked when the shard is first touched, so that a damaged file never yields tokens.
+What is checked, and when: opening compares the sizes of all files with the manifest and reads the header of each. Of a set of up to
+`CHECKED_BYTES` the offsets are then checked too, and the ids of a shard when it is first touched, by their checksums, so that a damaged file never
+yields tokens. A larger set is not read as a whole: of each pair that is read, the offsets must rise inside the file and the ids be in the vocabulary,
+which finds most damage but not an id that was changed for another. `mtkit inspect --verify full` compares the sha256 of every file.
 """
 
-import mmap
-import struct
-import zlib
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.config import from_dict
+from mtkit.data.token_file import DAMAGED_HINT, Ids, Int64s, TokenFile
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import Manifest, Verify, read_json, read_lines, verify_directory
@@ -33,149 +30,8 @@ TOKENIZER_DIRECTORY = "tokenizer"
 HELD_OUT_DIRECTORY = "held_out"
 SHARDS_FORMAT = 1
 
-MAGIC = b"MTKITIDS"
-TOKEN_FILE_VERSION = 1
-HEADER_SIZE = 64
-_HEADER = struct.Struct("<8sHH4xQQII20x")  # followed by its own CRC-32
-_CRC = struct.Struct("<I")
-
-_REMEDY = "The file is damaged: copy it anew, or run `mtkit preprocess` again."
-
-Ids = NDArray[np.unsignedinteger[Any]]
-
-
-def id_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest type that holds every id of a vocabulary: uint16 up to 65,536 pieces, else uint32."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
-# --- one token file -------------------------------------------------------------------------------------------------------------------
-
-
-class TokenFileWriter:
-    """Writes rows of token ids to a seekable stream; memory grows by 8 bytes per row.
-
-    Args:
-        stream: An empty file, open for writing at its start.
-        dtype: Type of the ids, see `id_dtype`.
-    """
-
-    def __init__(self, stream: BinaryIO, *, dtype: np.dtype[Any]) -> None:
-        self.num_ids = 0
-        self._stream = stream
-        self._dtype = dtype
-        self._offsets: list[NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-        self._crc = 0
-        stream.write(bytes(HEADER_SIZE))
-
-    def write(self, ids: Ids, lengths_N: NDArray[np.integer[Any]]) -> None:
-        """Append rows.
-
-        Args:
-            ids: The ids of all rows, one after the other.
-            lengths_N: Ids in each row; their sum is the length of `ids`.
-        """
-        data = ids.astype(self._dtype, copy=False).tobytes()
-        self._stream.write(data)
-        self._crc = zlib.crc32(data, self._crc)
-        offsets_N = self.num_ids + np.cumsum(lengths_N, dtype=np.int64)
-        if len(offsets_N):
-            self._offsets.append(offsets_N)
-        self.num_ids += len(ids)
-
-    def finish(self) -> None:
-        """Write the offsets and the header; the caller closes the stream."""
-        offsets = np.concatenate(self._offsets).astype("<i8", copy=False)
-        if offsets[-1] != self.num_ids:
-            raise ValueError(f"rows of {offsets[-1]} ids in all, but {self.num_ids} ids were written")
-        data = offsets.tobytes()
-        self._stream.write(bytes(-self.num_ids * self._dtype.itemsize % 8) + data)
-        self._stream.seek(0)
-        self._stream.write(
-            pack_header(
-                itemsize=self._dtype.itemsize, num_rows=len(offsets) - 1, num_ids=self.num_ids, ids_crc=self._crc, offsets_crc=zlib.crc32(data)
-            )
-        )
-
-
-def pack_header(*, itemsize: int, num_rows: int, num_ids: int, ids_crc: int, offsets_crc: int) -> bytes:
-    """The first 64 bytes of a token file."""
-    header = _HEADER.pack(MAGIC, TOKEN_FILE_VERSION, itemsize, num_rows, num_ids, ids_crc, offsets_crc)
-    return header + _CRC.pack(zlib.crc32(header))
-
-
-def offsets_position(*, itemsize: int, num_ids: int) -> int:
-    """Byte at which the offsets begin."""
-    return HEADER_SIZE + -(-num_ids * itemsize // 8) * 8
-
-
-class TokenFile:
-    """A token file, memory-mapped.
-
-    Attributes:
-        path: The file.
-        num_rows: Number of rows.
-        num_ids: Number of ids in all rows.
-        lengths: Ids in each row, int32.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Map a file and check its header, size and offsets.
-
-        Raises:
-            ArtefactError: It is missing, not a token file, or damaged.
-        """
-        self.path = path
-        try:
-            with open(path, "rb") as stream:
-                self._data: mmap.mmap | bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file cannot be mapped
-            self._data = b""
-        except OSError as error:
-            raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
-        dtype, self._ids_crc, offsets_crc = self._read_header()
-        self._ids: Ids = np.frombuffer(self._data, dtype=dtype, count=self.num_ids, offset=HEADER_SIZE)
-        start = offsets_position(itemsize=dtype.itemsize, num_ids=self.num_ids)
-        self._offsets: NDArray[np.int64] = np.frombuffer(self._data, dtype="<i8", count=self.num_rows + 1, offset=start)
-        if zlib.crc32(self._offsets.data) != offsets_crc:
-            raise ArtefactError(f"{path}: the offsets at byte {start} do not have the checksum that the header gives", hint=_REMEDY)
-        lengths = np.diff(self._offsets)
-        if self._offsets[0] != 0 or self._offsets[-1] != self.num_ids or (len(lengths) and lengths.min() < 0):
-            raise ArtefactError(f"{path}: the offsets at byte {start} do not rise from 0 to {self.num_ids}", hint=_REMEDY)
-        self.lengths: NDArray[np.int32] = lengths.astype(np.int32)
-
-    def _read_header(self) -> tuple[np.dtype[Any], int, int]:
-        header = self._data[:HEADER_SIZE]
-        if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
-            raise ArtefactError(f"{self.path}: is not a token file of mtkit: it does not begin with {MAGIC!r}", hint=_REMEDY)
-        _, version, itemsize, self.num_rows, self.num_ids, ids_crc, offsets_crc = _HEADER.unpack_from(header)
-        if _CRC.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size]):
-            raise ArtefactError(f"{self.path}: the header (bytes 0 to 63) does not have its checksum", hint=_REMEDY)
-        if version != TOKEN_FILE_VERSION or itemsize not in (2, 4):
-            raise ArtefactError(
-                f"{self.path}: has version {version} with {itemsize} bytes per id; this mtkit reads version {TOKEN_FILE_VERSION} with 2 or 4"
-            )
-        size = offsets_position(itemsize=itemsize, num_ids=self.num_ids) + 8 * (self.num_rows + 1)
-        if len(self._data) != size:
-            raise ArtefactError(f"{self.path}: has {len(self._data)} bytes, its header says {size}", hint=_REMEDY)
-        return np.dtype(f"<u{itemsize}"), ids_crc, offsets_crc
-
-    def row(self, index: int) -> Ids:
-        """The ids of a row: a view of the file, read-only."""
-        return self._ids[self._offsets[index] : self._offsets[index + 1]]
-
-    def check_ids(self) -> None:
-        """Read all ids and compare their checksum.
-
-        Raises:
-            ArtefactError: They are not those that were written.
-        """
-        if zlib.crc32(self._ids.data) != self._ids_crc:
-            end = HEADER_SIZE + self._ids.nbytes
-            raise ArtefactError(f"{self.path}: the ids in bytes {HEADER_SIZE} to {end} do not have the checksum of the header", hint=_REMEDY)
-
-
-# --- a shard set ----------------------------------------------------------------------------------------------------------------------
+CHECKED_BYTES = 512 << 20
+"""Token files of up to this many bytes in all are read as a whole to compare their checksums. It takes a fraction of a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,8 +57,32 @@ class ShardSetMeta:
     shards: tuple[ShardMeta, ...]
     """The shards in the order of the corpus."""
 
+    corpora: tuple[int, ...] = ()
+    """Pairs of each corpus, in their order: so many of the first pairs are from the first corpus, and so on. Empty = all from one."""
+
     held_out: tuple[str, ...] = ()
     """Names of the dev and test sets; the text is in `held_out/<name>.src` and `.tgt`."""
+
+
+def _is_read_whole(meta: ShardSetMeta) -> bool:
+    """Whether the set is small enough to compare the checksums of all that is read, by the bytes that it takes with 2 for each id."""
+    num_tokens = sum(shard.num_src_tokens + shard.num_tgt_tokens for shard in meta.shards)
+    return 2 * num_tokens + 16 * sum(shard.num_pairs for shard in meta.shards) <= CHECKED_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """The pairs of one shard among those asked for.
+
+    Attributes:
+        files: Source and target file.
+        rows_N: Their rows, ascending.
+        place_N: Which ones of those asked for they are.
+    """
+
+    files: tuple[TokenFile, TokenFile]
+    rows_N: Int64s
+    place_N: Int64s
 
 
 class ShardSet:
@@ -214,8 +94,6 @@ class ShardSet:
         meta: The content of `shards.json`.
         tokenizer: The bundled tokenizer.
         num_pairs: Training pairs.
-        src_lengths: Source tokens of each pair without EOS, int32.
-        tgt_lengths: Target tokens of each pair without EOS, int32.
     """
 
     def __init__(
@@ -226,13 +104,11 @@ class ShardSet:
         self.meta = meta
         self.tokenizer = tokenizer
         self._shards = shards
-        self._is_checked = [False] * len(shards)
+        self._is_large = not _is_read_whole(meta)
+        self._is_checked = [self._is_large] * len(shards)
         starts = np.cumsum([0, *(src.num_rows for src, _ in shards)])
         self._starts: list[int] = starts[:-1].tolist()
         self.num_pairs = int(starts[-1])
-        empty = np.zeros(0, dtype=np.int32)
-        self.src_lengths: NDArray[np.int32] = np.concatenate([empty, *(src.lengths for src, _ in shards)])
-        self.tgt_lengths: NDArray[np.int32] = np.concatenate([empty, *(tgt.lengths for _, tgt in shards)])
 
     @classmethod
     def open(cls, directory: Path, *, verify: Verify = "fast") -> Self:
@@ -240,8 +116,7 @@ class ShardSet:
 
         Args:
             directory: An artefact of kind `shards`.
-            verify: `fast` checks sizes, headers and offsets now and the ids of each shard when it is first touched; `full` checks the sha256 of
-                every file now.
+            verify: `fast` checks sizes and headers now and the rest when it is touched, see the module; `full` checks the sha256 of every file now.
 
         Raises:
             ArtefactError: It is no shard set, incomplete, damaged, or its parts do not belong together; the message names the file.
@@ -252,9 +127,16 @@ class ShardSet:
         if tokenizer.fingerprint != meta.tokenizer:
             raise ArtefactError(
                 f"{directory}: the bundled tokenizer has the fingerprint {tokenizer.fingerprint}, but the shards were made with {meta.tokenizer}",
-                hint=_REMEDY,
+                hint=DAMAGED_HINT,
             )
-        shards = [(TokenFile(directory / f"{shard.name}.src"), TokenFile(directory / f"{shard.name}.tgt")) for shard in meta.shards]
+        read_offsets = _is_read_whole(meta)
+        shards = [
+            (
+                TokenFile(directory / f"{shard.name}.src", vocab_size=tokenizer.src_vocab_size, read_offsets=read_offsets),
+                TokenFile(directory / f"{shard.name}.tgt", vocab_size=tokenizer.tgt_vocab_size, read_offsets=read_offsets),
+            )
+            for shard in meta.shards
+        ]
         for shard, (src, tgt) in zip(meta.shards, shards, strict=True):
             _check_counts(shard, src=src, tgt=tgt, where=directory / META_NAME)
         return cls(directory, manifest=manifest, meta=meta, tokenizer=tokenizer, shards=shards)
@@ -263,6 +145,11 @@ class ShardSet:
     def fingerprint(self) -> str:
         """sha256 over names and contents of all files: equal for equal shard sets."""
         return self.manifest.fingerprint
+
+    @property
+    def corpora(self) -> tuple[int, ...]:
+        """Pairs of each corpus, in their order: the first corpus has the first pairs."""
+        return self.meta.corpora or (self.num_pairs,)
 
     def require_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse to go on with another tokenizer than the one that made the ids.
@@ -275,6 +162,25 @@ class ShardSet:
                 f"{self.directory}: was made with the tokenizer {self.tokenizer.fingerprint}, not with {tokenizer.fingerprint}",
                 hint=f"Use the tokenizer in {self.directory / TOKENIZER_DIRECTORY}, or run `mtkit preprocess` again with the other one.",
             )
+
+    @cached_property
+    def src_lengths(self) -> NDArray[np.int32]:
+        """Source tokens of each pair without EOS: reads the offsets of all files, and takes 4 bytes per pair."""
+        return np.concatenate([np.zeros(0, dtype=np.int32), *(src.lengths for src, _ in self._shards)])
+
+    @cached_property
+    def tgt_lengths(self) -> NDArray[np.int32]:
+        """The same of the targets."""
+        return np.concatenate([np.zeros(0, dtype=np.int32), *(tgt.lengths for _, tgt in self._shards)])
+
+    def max_lengths(self) -> tuple[int, int]:
+        """Tokens of the longest source and of the longest target, 0 if there is no pair; one file at a time is in memory."""
+        longest = [0, 0]
+        for files in self._shards:
+            for side, token_file in enumerate(files):
+                longest[side] = max(longest[side], int(token_file.lengths.max(initial=0)))
+                token_file.release()
+        return longest[0], longest[1]
 
     def src(self, index: int) -> Ids:
         """Source ids of a pair without EOS: a read-only view of the file.
@@ -294,15 +200,65 @@ class ShardSet:
         shard, row = self._locate(index)
         return self._shards[shard][1].row(row)
 
+    def gather(self, indices_N: NDArray[np.int64]) -> tuple[tuple[Ids, NDArray[np.int64]], tuple[Ids, NDArray[np.int64]]]:
+        """Copy many pairs into memory; ascending numbers read the files from front to back.
+
+        Args:
+            indices_N: Numbers of the pairs.
+
+        Returns:
+            For the sources and for the targets: the ids of all pairs, one after the other, and where each pair's begin, with the end, (N + 1,).
+
+        Raises:
+            ArtefactError: A shard is damaged.
+        """
+        if len(indices_N) and not 0 <= indices_N.min() <= indices_N.max() < self.num_pairs:
+            raise IndexError(f"pairs {indices_N.min()} to {indices_N.max()} of {self.num_pairs}")
+        order_N = np.argsort(indices_N, kind="stable")
+        bounds = np.searchsorted(indices_N[order_N], [*self._starts, self.num_pairs]).tolist()
+        parts = []
+        for shard, (first, last) in enumerate(itertools.pairwise(bounds)):
+            if first < last:
+                self._check(shard)
+                place = order_N[first:last]
+                parts.append(_Part(files=self._shards[shard], rows_N=indices_N[place] - self._starts[shard], place_N=place))
+        if self._is_large:
+            for part, side in itertools.product(parts, (0, 1)):
+                part.files[side].prefetch_offsets(part.rows_N)
+        offsets = [self._gather_offsets(parts, side, len(indices_N)) for side in (0, 1)]
+        src_ids, tgt_ids = (self._gather_ids(parts, side, offsets[side]) for side in (0, 1))
+        return (src_ids, offsets[0]), (tgt_ids, offsets[1])
+
+    def _gather_offsets(self, parts: list["_Part"], side: int, num_pairs: int) -> Int64s:
+        offsets = np.zeros(num_pairs + 1, dtype=np.int64)
+        for part in parts:
+            offsets[part.place_N + 1] = part.files[side].row_lengths(part.rows_N)
+            if self._is_large:
+                part.files[side].prefetch_ids(part.rows_N)
+                part.files[side].release()  # or the pages of all files would be in memory at once
+        return np.cumsum(offsets, out=offsets)
+
+    def _gather_ids(self, parts: list["_Part"], side: int, offsets: Int64s) -> Ids:
+        ids: Ids = np.empty(offsets[-1], dtype=max((part.files[side].dtype for part in parts), default=np.dtype("<u2")))
+        for part in parts:
+            part.files[side].copy_rows(part.rows_N, into=ids, at_N=offsets[part.place_N])
+            if self._is_large:
+                part.files[side].release()
+        return ids
+
     def _locate(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_pairs:
             raise IndexError(f"pair {index} of {self.num_pairs}")
         shard = bisect_right(self._starts, index) - 1
+        self._check(shard)
+        return shard, index - self._starts[shard]
+
+    def _check(self, shard: int) -> None:
+        """Compare the checksums of a shard's ids when it is first touched, unless the set is large."""
         if not self._is_checked[shard]:
             for token_file in self._shards[shard]:
                 token_file.check_ids()
             self._is_checked[shard] = True
-        return shard, index - self._starts[shard]
 
     @property
     def held_out_names(self) -> tuple[str, ...]:
@@ -320,7 +276,7 @@ class ShardSet:
         src, tgt = held_out_paths(self.directory, name)
         src_lines, tgt_lines = read_lines(src), read_lines(tgt)
         if len(src_lines) != len(tgt_lines):
-            raise ArtefactError(f"{src} has {len(src_lines)} lines, {tgt} has {len(tgt_lines)}", hint=_REMEDY)
+            raise ArtefactError(f"{src} has {len(src_lines)} lines, {tgt} has {len(tgt_lines)}", hint=DAMAGED_HINT)
         return src_lines, tgt_lines
 
 
@@ -333,7 +289,9 @@ def _read_meta(path: Path) -> ShardSetMeta:
     try:
         meta = from_dict(ShardSetMeta, read_json(path))
     except ConfigError as error:
-        raise ArtefactError(f"{path}: {error.message}", hint=_REMEDY) from error
+        raise ArtefactError(f"{path}: {error.message}", hint=DAMAGED_HINT) from error
+    if meta.corpora and sum(meta.corpora) != sum(shard.num_pairs for shard in meta.shards):
+        raise ArtefactError(f"{path}: the pairs of the corpora are not as many as those of the shards", hint=DAMAGED_HINT)
     if meta.format != SHARDS_FORMAT:
         raise ArtefactError(f"{path}: has format {meta.format}, this mtkit reads format {SHARDS_FORMAT}", hint="Run `mtkit preprocess` again.")
     return meta
@@ -344,5 +302,5 @@ def _check_counts(shard: ShardMeta, *, src: TokenFile, tgt: TokenFile, where: Pa
         if (token_file.num_rows, token_file.num_ids) != (shard.num_pairs, num_tokens):
             raise ArtefactError(
                 f"{token_file.path}: has {token_file.num_rows} rows and {token_file.num_ids} ids; {where} says {shard.num_pairs} and {num_tokens}",
-                hint=_REMEDY,
+                hint=DAMAGED_HINT,
             )

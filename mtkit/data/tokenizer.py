@@ -37,7 +37,7 @@ MAX_VOCAB_SIZE = 1_000_000
 # Unigram training adds up floats per thread, so its result depends on their number: it is fixed, not taken from the machine.
 _TRAINING_THREADS = 16
 # sentencepiece uses these two characters for itself: a space in pieces, and rare characters in training.
-_SPACE_MARK = "\u2581"
+SPACE_MARK = "\u2581"
 _RARE_MARK = "\u2585"
 _BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -92,7 +92,7 @@ def _symbol_problem(symbol: str) -> str | None:
         return "it is empty"
     if symbol in CONTROL_PIECES or _BYTE_PIECE.fullmatch(symbol):
         return "the name is taken by a control symbol or a byte"
-    if any(character.isspace() or character in f"\0{_SPACE_MARK}{_RARE_MARK}" for character in symbol) or one_line(symbol) != symbol:
+    if any(character.isspace() or character in f"\0{SPACE_MARK}{_RARE_MARK}" for character in symbol) or one_line(symbol) != symbol:
         return "white space, NUL, U+2581 and U+2585 cannot be part of a symbol"
     if _without_surrogates(symbol) != symbol:
         return "it is not valid Unicode"
@@ -211,6 +211,17 @@ class Tokenizer:
                 raise ValueError(f"{piece!r} is not a piece of the {side} vocabulary")
             ids.append(index)
         return ids
+
+    def piece_scores(self, side: Side) -> list[float | None]:
+        """The log-probability of each piece of a unigram model; None for control symbols, bytes and user-defined symbols, which have none."""
+        processor = self._processors[side]
+        fixed = set(self.config.user_defined_symbols)
+        return [
+            None
+            if index < len(CONTROL_PIECES) or processor.is_byte(index) or processor.id_to_piece(index) in fixed
+            else float(processor.get_score(index))
+            for index in range(processor.get_piece_size())
+        ]
 
     def _checked(self, ids: Sequence[int], side: Side) -> list[int]:
         size = self.src_vocab_size if side == "src" else self.tgt_vocab_size

@@ -1,6 +1,11 @@
 """Where a model computes and in which number format."""
 
 import contextlib
+import ctypes
+import functools
+import importlib.util
+import platform
+import shutil
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +14,8 @@ import torch
 from mtkit.errors import UsageError
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,9 +42,13 @@ class Precision:
         """Whether gradients would underflow without a scaled loss: the range of fp16 is too small for them."""
         return self.name == "fp16"
 
-    def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which fp32 weights take part in matrix products of this format."""
-        return contextlib.nullcontext() if self.name == "fp32" else torch.autocast(self.device_type, dtype=self.dtype)
+    def autocast(self, *, cache: bool = True) -> contextlib.AbstractContextManager[None]:
+        """A block in which fp32 weights take part in matrix products of this format.
+
+        Args:
+            cache: Keep what a weight was converted to until the end of the block.
+        """
+        return contextlib.nullcontext() if self.name == "fp32" else torch.autocast(self.device_type, dtype=self.dtype, cache_enabled=cache)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -89,6 +100,25 @@ def resolve_inference_precision(name: PrecisionName, device: torch.device) -> Pr
 def cpu_is_fast_at_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices much faster than fp32 ones: AMX does. AVX512-BF16 alone was measured at half the speed of fp32."""
     return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_amx_tile_supported())
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the next allocation, where it is glibc; for processes that do the same work again and again.
+
+    By default it gives large blocks back to the system, which clears them page by page when they come again: ten thousand page faults for each update
+    of a small model on a CPU. Memory then stays at its peak between updates.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform.libc_ver()[0] == "glibc" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Whether `torch.compile` can make GPU kernels here: it needs Triton, and Triton a C compiler for its launchers."""
+    return importlib.util.find_spec("triton") is not None and any(shutil.which(name) is not None for name in ("gcc", "clang"))
 
 
 def _checked(name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> Precision:

@@ -13,13 +13,22 @@ class _ByteDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
-        ctx.keep = (words.view(torch.uint8)[: x.numel()] >= threshold).view(x.shape)
-        ctx.scale = 256.0 / (256.0 - threshold)
-        return _masked(x, ctx.keep, ctx.scale)
+        ctx.bytes = words.view(torch.uint8)[: x.numel()].view(x.shape)
+        ctx.threshold = threshold
+        return _dropped(x, ctx.bytes, threshold)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _masked(gradients[0], ctx.keep, ctx.scale), None
+        return _dropped(gradients[0], ctx.bytes, ctx.threshold), None
+
+
+def _dropped(x: Tensor, bytes_: Tensor, threshold: int) -> Tensor:
+    """x where the byte reaches the threshold, scaled to keep the mean, and else 0.
+
+    In arithmetic on floating numbers, since comparisons of bytes and products with booleans are many times slower; a mask of 0 and 1 is exact in any
+    format.
+    """
+    return bytes_.to(x.dtype).sub_(threshold - 1).clamp_(0.0, 1.0).mul_(x).mul_(256.0 / (256.0 - threshold))
 
 
 def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
@@ -39,9 +48,3 @@ def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
         return functional.dropout(x, rate)
     dropped: Tensor = _ByteDropout.apply(x, min(255, max(1, round(rate * 256.0))))  # type: ignore[no-untyped-call]
     return dropped
-
-
-def _masked(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """x times scale where kept, else 0, in one pass."""
-    result: Tensor = torch.ops.aten.native_dropout_backward(x, keep, scale)
-    return result

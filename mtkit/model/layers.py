@@ -4,19 +4,16 @@ Shapes: B sentences, T queries (target tokens, or source tokens in the encoder),
 C = D / H, E = 2·D (keys beside values), F = ffn_dim. A mask is boolean, True where a query may attend to a key, and broadcasts to BHTS.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mtkit.model.attention import Attention, PaddedAttention, attend
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import Activation, ModelConfig
 from mtkit.model.dropout import dropout
-
-MATMUL_MAX_SCORES = 256 * 256
-"""Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
@@ -43,46 +40,12 @@ class Positions(nn.Module):
         self.d_model = d_model
         self._table = torch.empty(0, d_model)
 
-    def forward(self, length: int, *, start: int, like: Tensor) -> Tensor:
-        """Encodings [length, D] of the positions from `start`, in the dtype and on the device of `like`."""
-        end = start + length
+    def forward(self, end: int, *, like: Tensor) -> Tensor:
+        """Encodings of at least the positions before `end`, one in a row of D, in the dtype and on the device of `like`."""
         if end > self._table.shape[0] or self._table.dtype != like.dtype or self._table.device != like.device:
             with torch.inference_mode(False):  # a table made while translating must serve training too
                 self._table = sinusoids(max(256, 2 * end), self.d_model).to(like)
-        return self._table[start:end]
-
-
-def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
-    """Scaled dot-product attention in several heads (sections 3.2.1 and 3.2.2): softmax(Q·Kᵀ / sqrt(C))·V in each, side by side in out_BTD.
-
-    Softmax is computed in fp32 at least. A query that may attend to nothing gets finite numbers that mean nothing.
-
-    Args:
-        q_BTD: Queries, all heads side by side.
-        k_BSD: Keys.
-        v_BSD: Values.
-        mask: Boolean, broadcasts to BHTS; None = attend to everything.
-        num_heads: H.
-        dropout_rate: Probability of dropping an attention weight.
-    """
-    q_BHTC, k_BHSC, v_BHSC = (x.view(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (q_BTD, k_BSD, v_BSD))
-    # On CPUs, backward through torch's fused attention is slow for sentences: in bf16, at 128 x 18 tokens, five to nine times as slow as this.
-    is_short = q_BHTC.shape[2] * k_BHSC.shape[2] <= MATMUL_MAX_SCORES
-    if mask is not None and q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short:
-        out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
-    else:
-        out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)
-    return out_BHTC.transpose(1, 2).flatten(2)
-
-
-def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:
-    scores_BHTS = torch.matmul(q_BHTC, k_BHSC.transpose(-2, -1))
-    # The lowest finite number instead of -inf: the weight is exactly 0 all the same, and a row without any True stays free of NaN.
-    # One pass masks, scales, and takes half precision to fp32.
-    bias_dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
-    bias = torch.zeros(mask.shape, dtype=bias_dtype, device=mask.device).masked_fill_(~mask, torch.finfo(bias_dtype).min)
-    weights_BHTS = torch.softmax(torch.add(bias, scores_BHTS, alpha=1.0 / math.sqrt(q_BHTC.shape[-1])), dim=-1).to(v_BHSC.dtype)
-    return torch.matmul(dropout(weights_BHTS, dropout_rate, training=True), v_BHSC)
+        return self._table
 
 
 class SelfAttention(nn.Module):
@@ -95,12 +58,12 @@ class SelfAttention(nn.Module):
         self.in_proj = nn.Linear(config.d_model, 3 * config.d_model)
         self.out_proj = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
-        """Attend among all positions of x_BTD as `mask` allows."""
-        q_BTD, k_BTD, v_BTD = self.in_proj(x_BTD).chunk(3, dim=-1)
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        """Attend among the positions of x, [..., D], as `attention` has it."""
+        q, k, v = self.in_proj(x).chunk(3, dim=-1)
         rate = self.dropout_rate if self.training else 0.0
-        out_BTD: Tensor = self.out_proj(attend(q_BTD, k_BTD, v_BTD, mask=mask, num_heads=self.num_heads, dropout_rate=rate))
-        return out_BTD
+        out: Tensor = self.out_proj(attention(q, k, v, num_heads=self.num_heads, dropout_rate=rate))
+        return out
 
     def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """Attend from the newest position to all positions in the cache and itself."""
@@ -123,12 +86,12 @@ class CrossAttention(nn.Module):
         self.kv_proj = nn.Linear(config.d_model, 2 * config.d_model)
         self.out_proj = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x_BTD: Tensor, kv_BSE: Tensor, mask: Tensor) -> Tensor:
-        """Attend from x_BTD to the source, whose keys and values `kv_proj` has made."""
-        k_BSD, v_BSD = kv_BSE.chunk(2, dim=-1)
+    def forward(self, x: Tensor, kv: Tensor, attention: Attention) -> Tensor:
+        """Attend from x, [..., D], to the source, whose keys and values `kv_proj` has made: [..., E]."""
+        k, v = kv.chunk(2, dim=-1)
         rate = self.dropout_rate if self.training else 0.0
-        out_BTD: Tensor = self.out_proj(attend(self.q_proj(x_BTD), k_BSD, v_BSD, mask=mask, num_heads=self.num_heads, dropout_rate=rate))
-        return out_BTD
+        out: Tensor = self.out_proj(attention(self.q_proj(x), k, v, num_heads=self.num_heads, dropout_rate=rate))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -184,10 +147,10 @@ class EncoderLayer(ResidualLayer):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x_BSD: Tensor, mask: Tensor) -> Tensor:
-        """The layer's output for x_BSD; `mask` says which source tokens are real."""
-        x_BSD = self._residual(x_BSD, self.self_attention_norm, lambda y_BSD: self.self_attention(y_BSD, mask))
-        return self._residual(x_BSD, self.feed_forward_norm, self.feed_forward)
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        """The layer's output for x, [..., D]; `attention` is that among the source tokens of a sentence."""
+        x = self._residual(x, self.self_attention_norm, lambda y: self.self_attention(y, attention))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 
 class DecoderLayer(ResidualLayer):
@@ -202,26 +165,26 @@ class DecoderLayer(ResidualLayer):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x_BTD: Tensor, memory_BSD: Tensor, *, self_mask: Tensor, src_mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, *, to_self: Attention, to_src: Attention) -> Tensor:
         """The layer's output for all target positions at once.
 
         Args:
-            x_BTD: Output of the layer below.
-            memory_BSD: Output of the encoder.
-            self_mask: Which target positions each position may attend to; broadcasts to BHTT.
-            src_mask: Which source tokens are real; broadcasts to BHTS.
+            x: Output of the layer below, [..., D].
+            memory: Output of the encoder, in the same layout.
+            to_self: Attention among target tokens, causal.
+            to_src: Attention of target tokens to source tokens.
         """
-        kv_BSE = self.cross_attention.kv_proj(memory_BSD)
-        x_BTD = self._residual(x_BTD, self.self_attention_norm, lambda y_BTD: self.self_attention(y_BTD, self_mask))
-        x_BTD = self._residual(x_BTD, self.cross_attention_norm, lambda y_BTD: self.cross_attention(y_BTD, kv_BSE, src_mask))
-        return self._residual(x_BTD, self.feed_forward_norm, self.feed_forward)
+        kv = self.cross_attention.kv_proj(memory)
+        x = self._residual(x, self.self_attention_norm, lambda y: self.self_attention(y, to_self))
+        x = self._residual(x, self.cross_attention_norm, lambda y: self.cross_attention(y, kv, to_src))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
     def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """The layer's output for the newest position of each row; `layer` is this layer's place in the cache."""
 
         def attend_to_source(y_RD: Tensor) -> Tensor:
-            src_mask = cache.src_mask_BS[:, None, None, :]
-            return cache.ungroup(self.cross_attention(cache.group(y_RD), cache.cross_kv[layer], src_mask))
+            to_src = PaddedAttention(cache.src_mask_BS[:, None, None, :])
+            return cache.ungroup(self.cross_attention(cache.group(y_RD), cache.cross_kv[layer], to_src))
 
         x_RD = self._residual(x_RD, self.self_attention_norm, lambda y_RD: self.self_attention.step(y_RD, cache, layer))
         x_RD = self._residual(x_RD, self.cross_attention_norm, attend_to_source)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mtkit.data.loader import Packing
 from mtkit.errors import ConfigError
+from mtkit.model.attention import Attention, PackedAttention, PaddedAttention, varlen_kernel
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import ModelConfig
 from mtkit.model.dropout import dropout
@@ -30,12 +32,12 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
 
-    def forward(self, x_BSD: Tensor, mask: Tensor) -> Tensor:
-        """Encode embedded source tokens."""
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        """Encode embedded source tokens, [..., D]."""
         for layer in self.layers:
-            x_BSD = layer(x_BSD, mask)
-        out_BSD: Tensor = self.norm(x_BSD)
-        return out_BSD
+            x = layer(x, attention)
+        out: Tensor = self.norm(x)
+        return out
 
 
 class Decoder(nn.Module):
@@ -46,12 +48,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
 
-    def forward(self, x_BTD: Tensor, memory_BSD: Tensor, *, self_mask: Tensor, src_mask: Tensor) -> Tensor:
-        """Decode embedded target tokens, all positions at once."""
+    def forward(self, x: Tensor, memory: Tensor, *, to_self: Attention, to_src: Attention) -> Tensor:
+        """Decode embedded target tokens, [..., D], all positions at once."""
         for layer in self.layers:
-            x_BTD = layer(x_BTD, memory_BSD, self_mask=self_mask, src_mask=src_mask)
-        out_BTD: Tensor = self.norm(x_BTD)
-        return out_BTD
+            x = layer(x, memory, to_self=to_self, to_src=to_src)
+        out: Tensor = self.norm(x)
+        return out
 
     def start_cache(self, memory_BSD: Tensor, src_mask_BS: Tensor) -> DecoderCache:
         """Project the memory to every layer's cross-attention keys and values."""
@@ -178,7 +180,7 @@ class Transformer(nn.Module):
             src_BS: int64 ids, each sentence closed by EOS.
             src_mask_BS: bool, True where the token is real. The output for a sentence without real tokens is finite but means nothing.
         """
-        memory_BSD: Tensor = self.encoder(self._embed(src_BS, self.src_weight), src_mask_BS[:, None, None, :])
+        memory_BSD: Tensor = self.encoder(self._embed(src_BS, self.src_weight), PaddedAttention(src_mask_BS[:, None, None, :]))
         return memory_BSD
 
     def decode(self, tgt_BT: Tensor, memory_BSD: Tensor, src_mask_BS: Tensor, tgt_mask_BT: Tensor | None = None) -> Tensor:
@@ -195,8 +197,36 @@ class Transformer(nn.Module):
         if tgt_mask_BT is not None:
             self_mask = self_mask & tgt_mask_BT[:, None, None, :]
         x_BTD = self._embed(tgt_BT, self.tgt_weight)
-        hidden_BTD: Tensor = self.decoder(x_BTD, memory_BSD, self_mask=self_mask, src_mask=src_mask_BS[:, None, None, :])
+        hidden_BTD: Tensor = self.decoder(
+            x_BTD, memory_BSD, to_self=PaddedAttention(self_mask), to_src=PaddedAttention(src_mask_BS[:, None, None, :])
+        )
         return hidden_BTD
+
+    def encode_packed(self, src_M: Tensor, src: Packing) -> Tensor:
+        """memory_MD: what `encode` gives for each sentence, of sentences that lie one after the other without padding.
+
+        Args:
+            src_M: int64 ids, each sentence closed by EOS.
+            src: Where the sentences lie.
+        """
+        attention = PackedAttention(src, src, is_causal=False, kernel=varlen_kernel(src_M.device.type))
+        memory_MD: Tensor = self.encoder(self._embed_packed(src_M, self.src_weight, src), attention)
+        return memory_MD
+
+    def decode_packed(self, tgt_N: Tensor, tgt: Packing, memory_MD: Tensor, src: Packing) -> Tensor:
+        """hidden_ND: what `decode` gives for each sentence, of packed sentences.
+
+        Args:
+            tgt_N: int64 ids, each sentence opened by BOS.
+            tgt: Where the target sentences lie.
+            memory_MD: What `encode_packed` returned.
+            src: Where the source sentences lie.
+        """
+        x_ND = self._embed_packed(tgt_N, self.tgt_weight, tgt)
+        kernel = varlen_kernel(tgt_N.device.type)
+        to_self, to_src = PackedAttention(tgt, tgt, is_causal=True, kernel=kernel), PackedAttention(tgt, src, is_causal=False, kernel=kernel)
+        hidden_ND: Tensor = self.decoder(x_ND, memory_MD, to_self=to_self, to_src=to_src)
+        return hidden_ND
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores before softmax, [..., V], for hidden states [..., D]; in autocast's dtype, so take them to fp32 before a log-softmax."""
@@ -220,7 +250,16 @@ class Transformer(nn.Module):
         return self.decoder.step(x_R1D.squeeze(1), cache)
 
     def _embed(self, tokens_BT: Tensor, weight: Tensor, *, start: int = 0) -> Tensor:
-        """Embeddings times sqrt(D), plus positions from `start`, with dropout (sections 3.4, 3.5 and 5.4)."""
-        x_BTD = functional.embedding(tokens_BT, weight)
-        x_BTD = x_BTD.mul_(math.sqrt(self.config.d_model)).add_(self.positions(tokens_BT.shape[1], start=start, like=weight))
-        return dropout(x_BTD, self.config.dropout, training=self.training)
+        """x_BTD of padded tokens, which stand at the positions from `start`."""
+        end = start + tokens_BT.shape[1]
+        return self._at_positions(tokens_BT, weight, self.positions(end, like=weight)[start:end])
+
+    def _embed_packed(self, tokens_N: Tensor, weight: Tensor, packing: Packing) -> Tensor:
+        """x_ND of packed tokens."""
+        return self._at_positions(tokens_N, weight, self.positions(packing.max_length, like=weight)[packing.positions_N])
+
+    def _at_positions(self, tokens: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings times sqrt(D), plus positions, with dropout (sections 3.4, 3.5 and 5.4)."""
+        x = functional.embedding(tokens, weight)
+        x = x.mul_(math.sqrt(self.config.d_model)).add_(positions)
+        return dropout(x, self.config.dropout, training=self.training)

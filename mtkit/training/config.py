@@ -3,6 +3,7 @@
 Each part is owned by the module that uses it; here they are put together under the names that a TOML file uses.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -31,8 +32,19 @@ class DataConfig:
     """Source language code; chooses the side of a data set with named columns, and names the model."""
     tgt_lang: str | None = None
     """Target language code; also chooses the tokenizer of BLEU."""
+    weights: tuple[float, ...] | None = None
+    """How much of each corpus of the training data is drawn, in their order, above 0; only the ratios count. None = all pairs equally."""
+    temperature: float | None = None
+    """Draw from a corpus of n pairs in proportion to n^(1 / temperature), at least 1 (Arivazhagan et al. 2019): the more, the more evenly.
+    None = all pairs equally, as 1."""
 
     def __post_init__(self) -> None:
+        if self.weights is not None and self.temperature is not None:
+            raise ConfigError("weights and temperature exclude each other: both say how much of each corpus is drawn")
+        if self.weights is not None and not all(0 < weight < math.inf for weight in self.weights):
+            raise ConfigError(f"weights must all be above 0, but are {list(self.weights)}", hint="Leave out a corpus that is not to be used.")
+        if self.temperature is not None and not 1 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature must be at least 1, but is {self.temperature}")
         if self.shards is not None and (self.train or self.dev):
             raise ConfigError("shards and train or dev exclude each other: shards hold their own dev set")
 
@@ -66,8 +78,17 @@ class LoopConfig:
     """Wall-clock minutes, over all sessions of the run; None = no limit."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of the matrix products. `auto` = bf16 where the hardware is fast at it, else fp32."""
+    compile_layers: bool = True
+    """Let torch compile the layers for a GPU, which takes a minute at the start. Has no effect elsewhere, or where there is no C compiler."""
     ema_decay: float | None = None
     """Decay per update of a moving average of the weights, which is then validated and saved as the model; None = none."""
+    subword_alpha: float | None = None
+    """Segment the text anew in each epoch, drawn by the probabilities of the unigram tokenizer to the power of this, above 0; None = always the best
+    segmentation. 0.1 to 0.5 is usual (Kudo 2018); less is more varied."""
+    init_from: str | None = None
+    """Model directory or checkpoint whose weights the run begins with, for fine-tuning; None = random weights."""
+    keep_optimizer: bool = False
+    """Begin with the optimizer state of the checkpoint `init_from` too, instead of a fresh one. The learning rate starts over all the same."""
     log_every_steps: int = 100
     """Updates between two lines of progress."""
     max_skipped_in_row: int = 10
@@ -82,6 +103,10 @@ class LoopConfig:
             raise ConfigError("max_steps, max_epochs, max_tokens or max_minutes must be given, or the run would never end")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay must be between 0 and 1, but is {self.ema_decay}")
+        if self.subword_alpha is not None and self.subword_alpha <= 0:
+            raise ConfigError(f"subword_alpha must be above 0, but is {self.subword_alpha}")
+        if self.keep_optimizer and self.init_from is None:
+            raise ConfigError("keep_optimizer is true, which needs init_from, the checkpoint that holds the optimizer")
         for name in ("log_every_steps", "max_skipped_in_row"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)}")
@@ -134,8 +159,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, but is {self.seed}")
-        if self.data.shards is None:  # shards bring a tokenizer of their own
+        if self.data.shards is None and self.training.init_from is None:  # shards, and a model to begin with, bring a tokenizer of their own
             require_tying_fits(self.model, joint=self.tokenizer.joint)
+            if self.training.subword_alpha is not None and self.tokenizer.type != "unigram":
+                raise ConfigError(f"training.subword_alpha is {self.training.subword_alpha}, which needs tokenizer.type = unigram")
         if self.optim.schedule in ("linear", "cosine") and self.training.max_steps is None:
             raise ConfigError(f"optim.schedule = {self.optim.schedule} needs training.max_steps, the update where the learning rate reaches 0")
 
@@ -158,7 +185,11 @@ def require_tying_fits(model: ModelConfig, *, joint: bool) -> None:
 
 
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
-    "data.",
+    "data.train",
+    "data.dev",
+    "data.shards",
+    "data.src_lang",
+    "data.tgt_lang",
     "tokenizer.",
     "preprocess.",
     "training.max_",

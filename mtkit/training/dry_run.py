@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mtkit.data.loader import PackedBatch
 from mtkit.training.step import UpdateBatch
 from mtkit.training.trainer import Trainer
 
@@ -18,10 +19,10 @@ class DryRunReport:
     Attributes:
         parameters: Trained numbers, tied ones once.
         pairs: Sentence pairs.
-        updates_per_epoch: Updates in one pass over the data.
+        updates_per_epoch: Updates in one pass over the data; of several pools, an estimate from the first.
         micro_batches_per_update: Over all processes.
-        padding_share: Of the first epoch's positions.
-        largest_src_shape: Rows and columns of the largest micro-batch's source.
+        padding_share: Of the positions of the first pool.
+        largest_src_shape: Rows and columns of the source of the largest micro-batch of the first pool.
         largest_tgt_shape: Rows and columns of its target.
         seconds_per_update: Of an update made of the largest micro-batch, after one to warm up.
         peak_memory_mb: Largest memory of this process: of the GPU on CUDA, resident memory elsewhere.
@@ -32,15 +33,16 @@ class DryRunReport:
     updates_per_epoch: int
     micro_batches_per_update: int
     padding_share: float
-    largest_src_shape: tuple[int, int]
-    largest_tgt_shape: tuple[int, int]
+    largest_src_shape: tuple[int, ...]
+    largest_tgt_shape: tuple[int, ...]
     seconds_per_update: float
     peak_memory_mb: float
 
 
 def dry_run(trainer: Trainer) -> DryRunReport:
-    """Run the largest micro-batch of the first epoch twice, forward, backward and optimizer, with a learning rate of 0."""
-    batch, plan = trainer.largest_batch()
+    """Run the largest micro-batch of the first pool twice, forward, backward and optimizer, with a learning rate of 0."""
+    batch, planned = trainer.largest_batch()
+    plan = planned.plan
     micro_per_update = plan.micro_per_update // trainer.place.world.size
     update = UpdateBatch(
         micro_batches=[batch] * micro_per_update,
@@ -48,18 +50,19 @@ def dry_run(trainer: Trainer) -> DryRunReport:
         seeds=list(range(micro_per_update)),
         num_tgt_tokens=batch.num_tgt_tokens * plan.micro_per_update,
     )
+    src, tgt = (batch.src_M, batch.tgt_in_N) if isinstance(batch, PackedBatch) else (batch.src_BS, batch.tgt_in_BT)
     trainer.updater.run(update, lr=0.0)
     started = time.perf_counter()
     trainer.updater.run(update, lr=0.0)
     seconds = time.perf_counter() - started
     return DryRunReport(
         parameters=trainer.updater.model.num_parameters(),
-        pairs=len(plan.indices) + plan.num_skipped,
-        updates_per_epoch=plan.num_updates,
+        pairs=trainer.feed.source.num_pairs,
+        updates_per_epoch=trainer.feed.updates_per_epoch(planned),
         micro_batches_per_update=plan.micro_per_update,
         padding_share=plan.padding_share,
-        largest_src_shape=(batch.src_BS.shape[0], batch.src_BS.shape[1]),
-        largest_tgt_shape=(batch.tgt_in_BT.shape[0], batch.tgt_in_BT.shape[1]),
+        largest_src_shape=tuple(src.shape),
+        largest_tgt_shape=tuple(tgt.shape),
         seconds_per_update=seconds,
         peak_memory_mb=peak_memory_mb(trainer.place.device),
     )

@@ -117,16 +117,18 @@ def _tokenizer_facts(path: Path) -> dict[str, Any]:
 def _shard_facts(path: Path) -> dict[str, Any]:
     shards = ShardSet.open(path)
     num_pairs = shards.num_pairs
-    num_src, num_tgt = int(shards.src_lengths.sum()), int(shards.tgt_lengths.sum())
+    num_src, num_tgt = sum(shard.num_src_tokens for shard in shards.meta.shards), sum(shard.num_tgt_tokens for shard in shards.meta.shards)
+    max_src, max_tgt = shards.max_lengths()
     return {
         "num_pairs": num_pairs,
         "num_shards": len(shards.meta.shards),
+        "corpora": list(shards.corpora),
         "num_src_tokens": num_src,
         "num_tgt_tokens": num_tgt,
         "mean_src_length": round(num_src / max(1, num_pairs), 2),
         "mean_tgt_length": round(num_tgt / max(1, num_pairs), 2),
-        "max_src_length": int(shards.src_lengths.max(initial=0)),
-        "max_tgt_length": int(shards.tgt_lengths.max(initial=0)),
+        "max_src_length": max_src,
+        "max_tgt_length": max_tgt,
         "held_out": {name: len(shards.held_out(name)[0]) for name in shards.held_out_names},
         "tokenizer": shards.tokenizer.fingerprint,
         "report": read_json(path / REPORT_NAME) if (path / REPORT_NAME).is_file() else {},

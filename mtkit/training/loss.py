@@ -1,55 +1,141 @@
-"""Label-smoothed cross entropy as a sum over target tokens.
+"""Label-smoothed cross entropy as a sum over target tokens, together with the projection to the vocabulary.
 
-Shape letters: B sentences, S source positions, T target positions, N real target tokens of a batch, D model width, V target vocabulary.
+Shape letters: N target tokens of a batch, K those of one chunk, D model width, V target vocabulary, R >= V rows of the output matrix.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mtkit.data.loader import Batch, PackedBatch
+from mtkit.data.tokenizer import PAD_ID
+from mtkit.model.device import can_compile
 from mtkit.model.transformer import Transformer
 
+CPU_CHUNK = 512
+"""Target tokens whose logits exist at once on a CPU: so few that they stay in its cache and that their memory is used again and again."""
 
-class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Keeps the log-probabilities alone between forward and backward, and makes the gradient in their place. Backward runs once."""
+CUDA_CHUNK = 8192
+"""The same on a GPU, where larger matrix products are faster."""
 
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, target_N: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        log_probs_NV = logits_NV.log_softmax(dim=-1, dtype=torch.float32)
-        nll_sum = -log_probs_NV.gather(1, target_N[:, None]).sum()
-        loss_sum = (1.0 - epsilon) * nll_sum - epsilon * log_probs_NV.mean(dim=-1).sum()
-        ctx.log_probs_NV = log_probs_NV  # nobody else holds it, so backward may write into it
-        ctx.save_for_backward(target_N)
-        ctx.epsilon = epsilon
-        ctx.mark_non_differentiable(nll_sum)
-        return loss_sum, nll_sum
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Makes the gradients in forward, chunk by chunk, so that the logits of one chunk alone are in memory. Backward runs once, and only scales."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (target_N,) = ctx.saved_tensors
-        gradient_NV: Tensor = ctx.log_probs_NV.exp_()
-        del ctx.log_probs_NV
-        gradient_NV -= ctx.epsilon / gradient_NV.shape[1]
-        gradient_NV.scatter_add_(1, target_N[:, None], torch.full(target_N.shape, ctx.epsilon - 1.0, device=target_N.device)[:, None])
-        return gradient_NV.mul_(gradients[0]), None, None
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.get_autocast_dtype(hidden_ND.device.type) if torch.is_autocast_enabled(hidden_ND.device.type) else hidden_ND.dtype
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            return _forward(ctx, hidden_ND.to(dtype), weight_RD.to(dtype), target_N, vocab_size, epsilon, is_trained)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        hidden_grad, weight_grad = ctx.gradients
+        del ctx.gradients
+        return hidden_grad.mul_(gradients[0]), weight_grad.mul_(gradients[0]), None, None, None, None
 
 
-def smoothed_cross_entropy(logits_NV: Tensor, target_N: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Cross entropy against the smoothed target distribution, summed over tokens, in fp32.
+def _forward(
+    ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool
+) -> tuple[Tensor, Tensor]:
+    """The two sums, and in `ctx` the gradients of the first, if `is_trained`.
+
+    With z = h W^T, p = softmax(z), e = epsilon and y the target, the loss of a token is  lse(z) - (1 - e) z_y - e mean(z)  and its gradient with
+    respect to z is  p - e / V  everywhere, less 1 - e at y. Neither mean(z) = h mean(W)^T nor the part -e / V of the gradient needs a pass over z.
+    """
+    device = hidden_ND.device
+    mean_weight_D = weight_RD[:vocab_size].sum(dim=0, dtype=torch.float32) / vocab_size
+    is_real_N = target_N != PAD_ID
+    hidden_grad = torch.empty(hidden_ND.shape, dtype=torch.float32, device=device)
+    weight_grad = torch.zeros(weight_RD.shape, dtype=torch.float32, device=device)
+    loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
+    chunk = _chunk_size(len(target_N), CPU_CHUNK if device.type == "cpu" else CUDA_CHUNK)
+    buffer_KR = torch.empty(chunk, weight_RD.shape[0], dtype=weight_RD.dtype, device=device)
+    for start in range(0, len(target_N), chunk):
+        h_KD, y_K1, is_real_K1 = hidden_ND[start : start + chunk], target_N[start : start + chunk, None], is_real_N[start : start + chunk, None]
+        z_KR = torch.mm(h_KD, weight_RD.t(), out=buffer_KR[: len(h_KD)])
+        z_KR[:, vocab_size:] = -torch.inf
+        target_z_K1 = z_KR.gather(1, y_K1).float()
+        p_KR, lse_K1 = _softmax_and_logsumexp(z_KR)
+        target_log_p_K1 = target_z_K1 - lse_K1
+        mean_z_K1 = (h_KD.float() @ mean_weight_D)[:, None]
+        loss_sum += torch.where(is_real_K1, lse_K1 - (1.0 - epsilon) * target_z_K1 - epsilon * mean_z_K1, 0.0).sum()
+        nll_sum -= torch.where(is_real_K1, target_log_p_K1, 0.0).sum()
+        if not is_trained:
+            continue
+        grad_KR = p_KR.scatter_(1, y_K1, (target_log_p_K1.exp() - (1.0 - epsilon)).to(p_KR.dtype))
+        hidden_grad[start : start + chunk] = (torch.mm(grad_KR, weight_RD).float() - epsilon * mean_weight_D) * is_real_K1
+        real_h_KD = h_KD * is_real_K1
+        _add_product(weight_grad, grad_KR, real_h_KD)
+        weight_grad[:vocab_size] -= epsilon / vocab_size * real_h_KD.sum(dim=0, dtype=torch.float32)
+    ctx.gradients = hidden_grad, weight_grad
+    ctx.mark_non_differentiable(nll_sum)
+    return loss_sum, nll_sum
+
+
+def _chunk_size(num_tokens: int, largest: int) -> int:
+    """Tokens of a chunk, such that all chunks are about equal."""
+    num_chunks = max(1, -(-num_tokens // largest))
+    return -(-num_tokens // num_chunks)
+
+
+def _add_product(total_RD: Tensor, grad_KR: Tensor, hidden_KD: Tensor) -> None:
+    """total += gradᵀ·hidden, in fp32 from chunk to chunk."""
+    if grad_KR.dtype == total_RD.dtype:
+        total_RD.addmm_(grad_KR.t(), hidden_KD)
+    else:
+        total_RD += torch.mm(grad_KR.t(), hidden_KD)
+
+
+def _softmax_and_logsumexp(z_KR: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(z) in the dtype of z, in its place where possible, and its fp32 log-sum-exp as a column."""
+    if z_KR.is_cuda and z_KR.dtype != torch.float32:
+        lse_K1 = _fused_logsumexp()(z_KR)
+        return torch.softmax(z_KR, dim=-1, out=z_KR), lse_K1
+    z32_KR = z_KR.float()
+    max_K1 = z32_KR.amax(dim=-1, keepdim=True)
+    p_KR = torch.softmax(z32_KR, dim=-1, out=z32_KR)
+    # log p = z - lse, also for the largest z, whose p is at least 1 / V: this saves a second pass of exponentials.
+    return p_KR.to(z_KR.dtype), max_K1 - p_KR.amax(dim=-1, keepdim=True).log()
+
+
+def _logsumexp(z_KR: Tensor) -> Tensor:
+    return torch.logsumexp(z_KR.float(), dim=-1, keepdim=True)
+
+
+@functools.cache
+def _fused_logsumexp() -> Callable[[Tensor], Tensor]:
+    """`_logsumexp` in one kernel that makes no fp32 copy of its argument."""
+    return torch.compile(_logsumexp, dynamic=False) if can_compile() else _logsumexp
+
+
+def smoothed_cross_entropy(
+    hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, *, vocab_size: int, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy of softmax(hidden·weightᵀ) against the smoothed target distribution, summed over tokens, in fp32.
 
     With smoothing e, the target distribution is 1 - e on the target plus e / V on every piece (Szegedy et al. 2016; Vaswani et al. 2017, section
     5.4), so with z the logits and y the target:  loss = -(1 - e) log p_y - e mean(log p)  for  log p = z - logsumexp(z).
 
     Args:
-        logits_NV: Unnormalized scores, any floating dtype.
-        target_N: Piece ids, int64.
+        hidden_ND: The decoder's output, any floating dtype; in autocast, matrix products are in its dtype.
+        weight_RD: The output matrix.
+        target_N: Piece ids, int64; `PAD_ID` counts for nothing.
+        vocab_size: V: the rows of the matrix beyond it are padding.
         label_smoothing: e, from 0 up to but not including 1.
 
     Returns:
-        Two scalars: the smoothed loss, and the plain negative log-likelihood, which has no gradient.
+        Two scalars: the smoothed loss, which can be differentiated once, and the plain negative log-likelihood, which has no gradient.
     """
-    loss_sum, nll_sum = _SmoothedCrossEntropy.apply(logits_NV, target_N, label_smoothing)  # type: ignore[no-untyped-call]
+    # Asked for here: in the function's forward gradients are always off, and its `needs_input_grad` does not heed no_grad.
+    is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_RD.requires_grad)
+    apply = _LinearCrossEntropy.apply
+    loss_sum, nll_sum = apply(hidden_ND, weight_RD, target_N, vocab_size, label_smoothing, is_trained)  # type: ignore[no-untyped-call]
     return loss_sum, nll_sum
 
 
@@ -66,12 +152,17 @@ class Objective(nn.Module):
         self.model = model
         self._label_smoothing = label_smoothing
 
-    def forward(self, src_BS: Tensor, src_mask_BS: Tensor, tgt_in_BT: Tensor, tgt_out_BT: Tensor, tgt_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and negative log-likelihood of a batch, each summed over its real target tokens.
-
-        Only real tokens are projected to the vocabulary: padding costs nothing there.
-        """
-        memory_BSD = self.model.encode(src_BS, src_mask_BS)
-        hidden_BTD = self.model.decode(tgt_in_BT, memory_BSD, src_mask_BS, tgt_mask_BT)
-        logits_NV = self.model.logits(hidden_BTD[tgt_mask_BT])
-        return smoothed_cross_entropy(logits_NV, tgt_out_BT[tgt_mask_BT], label_smoothing=self._label_smoothing)
+    def forward(self, batch: Batch | PackedBatch) -> tuple[Tensor, Tensor]:
+        """Loss and negative log-likelihood of a batch, each summed over its real target tokens."""
+        model = self.model
+        if isinstance(batch, PackedBatch):
+            memory_MD = model.encode_packed(batch.src_M, batch.src)
+            hidden_ND, target_N = model.decode_packed(batch.tgt_in_N, batch.tgt, memory_MD, batch.src), batch.tgt_out_N
+        else:
+            memory_BSD = model.encode(batch.src_BS, batch.src_mask_BS)
+            hidden_BTD = model.decode(batch.tgt_in_BT, memory_BSD, batch.src_mask_BS, batch.tgt_mask_BT)
+            # Only real tokens are projected to the vocabulary: padding costs nothing there.
+            hidden_ND, target_N = hidden_BTD[batch.tgt_mask_BT], batch.tgt_out_BT[batch.tgt_mask_BT]
+        return smoothed_cross_entropy(
+            hidden_ND, model.output_weight, target_N, vocab_size=model.tgt_vocab_size, label_smoothing=self._label_smoothing
+        )

@@ -1,7 +1,7 @@
 """The optimizer and its learning rate, which is a pure function of the update number."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from mtkit.errors import ConfigError
+from mtkit.training.muon import Muon
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
     """Adam as in Vaswani et al. 2017, section 5.3, unless told otherwise."""
 
+    optimizer: Literal["adam", "muon"] = "adam"
+    """`muon` takes the matrices of attention and feed-forward layers, with steps of the same size as Adam's, and leaves the rest to Adam."""
     lr: float | None = None
     """The highest learning rate, reached at the end of the warm-up; None = the paper's (d_model * warmup_steps)^-0.5."""
     schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "inverse-sqrt"
@@ -78,7 +81,39 @@ def learning_rate(config: OptimConfig, step: int, *, d_model: int, max_steps: in
     return peak * (1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
-def build_optimizer(parameters: Iterable[Tensor], config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam, or AdamW with weight decay, in its fused form. The learning rate is set anew for each update."""
+def build_optimizer(parameters: Mapping[Tensor, str], config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer of a model. The learning rate is set anew for each update, in all of `param_groups`.
+
+    Args:
+        parameters: All that is trained, with the names that a `Transformer` gives them.
+        config: Which optimizer; Adam is AdamW with weight decay, in its fused form.
+    """
+    num_blocks = {parameter: _num_blocks(parameter, name) for parameter, name in parameters.items()} if config.optimizer == "muon" else {}
+    matrices = {parameter: number for parameter, number in num_blocks.items() if number}
+    others = [parameter for parameter in parameters if parameter not in matrices]
     kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
-    return kind(parameters, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True)
+    adam = kind(others, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True)
+    return Muon(matrices, adam, weight_decay=config.weight_decay) if matrices else adam
+
+
+def _num_blocks(parameter: Tensor, name: str) -> int:
+    """Of how many matrices, one above the other, a hidden matrix is made; 0 for what is no hidden matrix.
+
+    The projections of attention stack Q, K and V, or K and V, each as wide as it is high. Embeddings and the output projection are left to Adam, as
+    the authors of Muon advise.
+    """
+    if parameter.ndim != 2 or not name.startswith(("encoder.", "decoder.")):
+        return 0
+    rows, columns = parameter.shape
+    return rows // columns if "attention." in name else 1
+
+
+def state_shapes(optimizer: torch.optim.Optimizer, parameters: Mapping[Tensor, str]) -> dict[str, torch.Size]:
+    """The shapes of the optimizer's state after an update, by `KEY/NAME`."""
+    shapes = {}
+    for parameter, name in parameters.items():
+        if isinstance(optimizer, Muon) and optimizer.owns(parameter):
+            shapes[f"momentum_buffer/{name}"] = parameter.shape
+        else:
+            shapes |= {f"exp_avg/{name}": parameter.shape, f"exp_avg_sq/{name}": parameter.shape, f"step/{name}": torch.Size()}
+    return shapes

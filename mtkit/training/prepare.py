@@ -9,12 +9,15 @@ from typing import Any
 
 from mtkit import config as codec
 from mtkit.data.corpus import Corpus, parse_corpus
+from mtkit.data.order import MixedOrder, Order
 from mtkit.data.preprocess import preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import ArtefactError, ConfigError, UsageError
 from mtkit.files import MANIFEST_NAME, read_json, sha256_file, write_json
 from mtkit.training.config import TrainConfig
+from mtkit.training.initial import open_initial
+from mtkit.training.run import RunDirectory
 from mtkit.training.validate import DevSet
 
 DATA_NAME = "data"
@@ -38,9 +41,13 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
     Raises:
         UsageError: Neither shards nor text is named, or text without a dev set.
         DataError: The text cannot be used.
-        ArtefactError: Shards made before come from other text or another config.
+        ConfigError: What was made before comes from other text or another config, or the run is to begin with a model of another architecture.
+        ArtefactError: The run is to begin with a model that cannot be read, or that does not fit the shards.
     """
+    initial = None if RunDirectory(path=output).has_checkpoints() else open_initial(config)
     if config.data.shards is not None:
+        if initial is not None:
+            initial.require_tokenizer(ShardSet.open(Path(config.data.shards)).tokenizer, Path(config.data.shards))
         return shards_directory(config, output)
     if not config.data.train:
         raise UsageError("no training data was given", hint="For example: --train train.en train.de --dev dev.en dev.de")
@@ -48,9 +55,15 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
         raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
     directory = output / DATA_NAME
     train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
+    _require_a_weight_each(config, len(train.sources), where="data.train")
     if not (shards_directory(config, output) / MANIFEST_NAME).is_file():
-        for corpus in (train, dev):
-            corpus.check()  # unequal sides show now, not after a tokenizer was trained on them
+        records, _ = train.check(), dev.check()  # unequal sides show now, not after a tokenizer was trained on them
+        pipe = next((record.name for record in records if record.fingerprint is None), None)
+        if pipe is not None and config.training.init_from is None:
+            raise UsageError(
+                f"{pipe}: is a pipe, which can be read only once, but the text is needed twice: for a tokenizer, and to be encoded",
+                hint="Write the text to a file. Or train a tokenizer on a part of it, let `mtkit preprocess` read the pipe, and train with --shards.",
+            )
     source = _describe_source(config)
     if not (directory / SOURCE_NAME).exists() or _is_to_be_made_anew(directory, source):
         write_json(directory / SOURCE_NAME, source)
@@ -68,6 +81,37 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
         )
         say(report.summary())
     return shards
+
+
+def pair_order(config: TrainConfig, shards: ShardSet) -> Order | None:
+    """The order in which pairs are drawn from several corpora with weights, or None to take all pairs equally.
+
+    Args:
+        config: With `data.weights` or `data.temperature`.
+        shards: Know which pairs are from which corpus.
+
+    Raises:
+        ConfigError: The weights are not as many as the corpora, or the share of a corpus is too small.
+    """
+    sizes, weights, temperature = shards.corpora, config.data.weights, config.data.temperature
+    if weights is None and temperature is None:
+        return None
+    _require_a_weight_each(config, len(sizes), where=str(shards.directory))
+    if 0 in sizes:
+        raise ConfigError(
+            f"{shards.directory}: nothing is left of corpus {sizes.index(0) + 1} of {len(sizes)}, so none can be drawn from it",
+            hint="Leave it out, or loosen the filters.",
+        )
+    if weights is None:
+        weights = tuple((size / max(sizes)) ** (1.0 / (temperature or 1.0)) for size in sizes)
+    try:
+        return MixedOrder(sizes, weights=weights, seed=config.seed)
+    except ValueError as error:
+        smallest = weights.index(min(weights)) + 1
+        raise ConfigError(
+            f"{shards.directory}: too little would be drawn from corpus {smallest} of {len(sizes)}: {error}",
+            hint="Raise its weight or the temperature, or put it into one file with another corpus.",
+        ) from error
 
 
 def shards_directory(config: TrainConfig, output: Path) -> Path:
@@ -94,6 +138,15 @@ def open_shards(path: Path) -> tuple[ShardSet, DevSet]:
     return shards, DevSet(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
 
 
+def _require_a_weight_each(config: TrainConfig, num_corpora: int, *, where: str) -> None:
+    weights = config.data.weights
+    if weights is not None and len(weights) != num_corpora:
+        raise ConfigError(
+            f"data.weights has {len(weights)} numbers, but {where} is made of {num_corpora} corpora",
+            hint="Give one weight for each file pair, file or data set of the training data, in the same order.",
+        )
+
+
 def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpus:
     return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split)
 
@@ -101,9 +154,13 @@ def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpu
 def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -> Tokenizer:
     if (directory / MANIFEST_NAME).is_file():
         return Tokenizer.load(directory)
-    say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
-    with contextlib.closing(corpus.pairs()) as pairs:
-        tokenizer = train_tokenizer(pairs, config.tokenizer)
+    if (initial := open_initial(config)) is not None:
+        say(f"taking the tokenizer of {initial.path}")
+        tokenizer = initial.tokenizer
+    else:
+        say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
+        with contextlib.closing(corpus.pairs()) as pairs:
+            tokenizer = train_tokenizer(pairs, config.tokenizer)
     tokenizer.save(directory)
     return tokenizer
 
@@ -115,7 +172,7 @@ def _describe_source(config: TrainConfig) -> dict[str, Any]:
         "train": list(config.data.train),
         "dev": list(config.data.dev),
         "languages": [config.data.src_lang, config.data.tgt_lang],
-        "tokenizer": codec.to_dict(config.tokenizer),
+        "tokenizer": codec.to_dict(config.tokenizer) if config.training.init_from is None else {"init_from": config.training.init_from},
         "preprocess": codec.to_dict(config.preprocess),
     }
 

@@ -9,8 +9,9 @@ import torch
 
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World, process_group
-from mtkit.model.device import resolve_device, resolve_precision
+from mtkit.model.device import keep_freed_memory, resolve_device, resolve_precision
 from mtkit.training.config import TrainConfig
+from mtkit.training.initial import open_initial
 from mtkit.training.prepare import Say, open_shards, prepare_data, shards_directory
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
@@ -62,6 +63,8 @@ def open_session(
     if device.type == "cuda":
         device = torch.device("cuda", world.local_rank) if device_name in ("auto", "cuda") else device
         torch.cuda.set_device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
     place = Place(device=device, precision=resolve_precision(config.training.precision, device), world=world)
     with contextlib.ExitStack() as stack:
         if world.is_main:
@@ -78,9 +81,15 @@ def open_session(
         if world.is_main:
             trainer.store.manager.remove_leftovers()
         checkpoint, warnings = trainer.resume()
+        initial = open_initial(config) if checkpoint is None else None
+        if initial is not None:
+            initial.require_tokenizer(shards.tokenizer, shards_directory(config, output))
+            initial.load_into(trainer.updater, keep_optimizer=config.training.keep_optimizer)
         if world.is_main:
             for warning in warnings:
                 say(f"warning: {warning}")
             if checkpoint is not None:
                 say(f"going on from {checkpoint.path}")
+            elif initial is not None:
+                say(f"beginning with the weights of {initial.path}")
         yield Session(trainer=trainer, shards=shards, dev=dev)

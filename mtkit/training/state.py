@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from mtkit.checkpoint.format import ModelDescription, read_tensors, write_model_files, write_tensors
+from mtkit.checkpoint.layout import read_tensor_header
 from mtkit.checkpoint.manager import STATE_NAME, Metric
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError
 from mtkit.files import read_json, write_json
+from mtkit.training.optim import state_shapes
 
 OPTIMIZER_NAME = "optimizer.safetensors"
 TRAINED_NAME = "trained.safetensors"
 """The weights that the optimizer updates, where `model.safetensors` holds their moving average."""
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,7 +34,8 @@ class TrainState:
     Attributes:
         step: Updates applied.
         epoch: Number of the current epoch, from 0.
-        position: Updates of this epoch consumed, applied or skipped.
+        pool: Number of the current pool in the epoch, from 0.
+        position: Updates of this pool consumed, applied or skipped.
         num_tgt_tokens: Target tokens consumed, EOS included.
         num_skipped: Updates skipped for a non-finite gradient.
         num_skipped_in_row: Of these, how many came last without one applied.
@@ -47,6 +50,7 @@ class TrainState:
 
     step: int = 0
     epoch: int = 0
+    pool: int = 0
     position: int = 0
     num_tgt_tokens: int = 0
     num_skipped: int = 0
@@ -101,7 +105,7 @@ class TrainState:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
-    """The optimizer's state as named tensors: `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`."""
+    """The optimizer's state as named tensors, `KEY/NAME`: for Adam `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; none before the first update."""
     return {f"{key}/{names[parameter]}": value for parameter, entries in optimizer.state.items() for key, value in entries.items()}
 
 
@@ -109,19 +113,16 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]
     """Put the tensors of a file back into an optimizer.
 
     Raises:
-        ArtefactError: The file is damaged or belongs to another model.
+        ArtefactError: The file is damaged, or belongs to another model or another kind of optimizer.
     """
-    tensors = read_tensors(path)
-    if not tensors:  # saved before the first update
+    if not read_tensor_header(path):  # saved before the first update
         return
-    for parameter, name in names.items():
-        try:
-            entries = {key: tensors[f"{key}/{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-        except KeyError as error:
-            raise ArtefactError(f"{path}: has no tensor {error}") from error
-        if entries["exp_avg"].shape != parameter.shape or entries["exp_avg_sq"].shape != parameter.shape:
-            raise ArtefactError(f"{path}: {name} has another shape than the model's")
-        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in entries.items()}
+    tensors = read_tensors(path, shapes=state_shapes(optimizer, names))
+    parameters = {name: parameter for parameter, name in names.items()}
+    for full_name, value in tensors.items():
+        key, _, name = full_name.partition("/")
+        parameter = parameters[name]
+        optimizer.state[parameter][key] = value.to(parameter.device)
 
 
 def write_checkpoint_files(

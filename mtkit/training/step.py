@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mtkit.data.batching import EpochPlan, Lengths
-from mtkit.data.loader import Batch, Pairs, load_batch
+from mtkit.data.batching import Lengths, PoolPlan
+from mtkit.data.loader import Batch, PackedBatch, Pairs, load_batch
 from mtkit.distributed import World, all_reduce_sums
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.loss import Objective
+from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, compile_layers, without_compiled_layers
 from mtkit.training.optim import OptimConfig, build_optimizer
 from mtkit.training.precision import LossScaler
 
@@ -29,21 +30,21 @@ class UpdateBatch:
     """What one process computes for one update.
 
     Attributes:
-        micro_batches: Its micro-batches. Where the update has fewer than there are processes, one of them has weight 0: a process must take part in
-            the exchange of gradients even when nothing is left for it.
+        micro_batches: Its micro-batches, all padded or all packed. Where the update has fewer than there are processes, one of them has weight 0:
+            a process must take part in the exchange of gradients even when nothing is left for it.
         weights: 1.0 or 0.0 for each micro-batch.
-        seeds: Seed of the dropout of each micro-batch: a function of (run seed, epoch, position, micro-batch), not of the process.
+        seeds: Seed of the dropout of each micro-batch: a function of (run seed, epoch, pool, position, micro-batch), not of the process.
         num_tgt_tokens: Target tokens of the whole update, over all processes.
     """
 
-    micro_batches: Sequence[Batch]
+    micro_batches: Sequence[Batch | PackedBatch]
     weights: Sequence[float]
     seeds: Sequence[int]
     num_tgt_tokens: int
 
 
 class TrainingPairs(Pairs, Protocol):
-    """Pairs whose lengths are known. A `ShardSet` is one."""
+    """Pairs whose lengths are known. A `Pool` is one."""
 
     @property
     def src_lengths(self) -> Lengths:
@@ -54,12 +55,12 @@ class TrainingPairs(Pairs, Protocol):
         """Target tokens of each pair, without EOS."""
 
 
-def update_batches(pairs: TrainingPairs, plan: EpochPlan, *, world: World, seed: int, position: int = 0) -> Iterator[UpdateBatch]:
-    """One process's share of each update of an epoch.
+def update_batches(pairs: TrainingPairs, plan: PoolPlan, *, world: World, seed: int, position: int = 0) -> Iterator[UpdateBatch]:
+    """One process's share of each update of a pool.
 
     Args:
-        pairs: The training data.
-        plan: The epoch.
+        pairs: The pool.
+        plan: Its batches.
         world: This process among all.
         seed: Of the run.
         position: The update to begin with, from 0.
@@ -68,9 +69,9 @@ def update_batches(pairs: TrainingPairs, plan: EpochPlan, *, world: World, seed:
         groups = plan.update(position)
         numbers = range(world.rank, -(-len(groups) // world.size) * world.size, world.size)
         yield UpdateBatch(
-            micro_batches=[load_batch(pairs, groups[number if number < len(groups) else 0]) for number in numbers],
+            micro_batches=[load_batch(pairs, groups[number if number < len(groups) else 0], plan.shape) for number in numbers],
             weights=[float(number < len(groups)) for number in numbers],
-            seeds=[_mix(seed, plan.epoch, position, number) for number in numbers],
+            seeds=[_mix(seed, plan.epoch, plan.pool, position, number) for number in numbers],
             num_tgt_tokens=sum(int(pairs.tgt_lengths[group].sum()) + len(group) for group in groups),
         )
         position += 1
@@ -110,10 +111,21 @@ class Updater:
         device: Where the model is.
         world: This process among all.
         ema_decay: Decay per update of the moving average of the weights, or None for none.
+        is_packed: Whether all batches are `PackedBatch`es of one shape.
+        compile_model: Whether torch may compile the layers for them.
     """
 
     def __init__(
-        self, model: Transformer, config: OptimConfig, *, precision: Precision, device: torch.device, world: World, ema_decay: float | None = None
+        self,
+        model: Transformer,
+        config: OptimConfig,
+        *,
+        precision: Precision,
+        device: torch.device,
+        world: World,
+        ema_decay: float | None = None,
+        is_packed: bool = False,
+        compile_model: bool = False,
     ) -> None:
         self.model = model.train()
         self.scaler = LossScaler(precision)
@@ -126,10 +138,15 @@ class Updater:
         self._device = device
         self._world = world
         self._objective: nn.Module = Objective(model, label_smoothing=config.label_smoothing)
+        # Recorded steps read the gradients where they were: these are zeroed then, and not dropped.
+        self._keeps_gradients = is_packed and world.size == 1
+        if is_packed and compile_model:
+            compile_layers(model)
         if world.size > 1:
             self._objective = nn.parallel.DistributedDataParallel(
                 self._objective, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
             )
+        self._micro_step = (GraphedMicroStep if self._keeps_gradients else EagerMicroStep)(self._objective, precision, device)
 
     def run(self, batch: UpdateBatch, *, lr: float, extra: Sequence[float] = ()) -> UpdateResult:
         """Do one update, or skip it when its gradient is not finite.
@@ -153,7 +170,7 @@ class Updater:
                 group["lr"] = lr
             self.optimizer.step()
             self._update_ema()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         self.scaler.update(is_finite=is_finite)
         return UpdateResult(loss_sum=sums[0], nll_sum=sums[1], gradient_norm=gradient_norm, is_applied=is_finite, extra_sums=sums[2:])
 
@@ -171,12 +188,9 @@ class Updater:
             # Forward and backward of all but the last micro-batch stay local; the last backward exchanges the accumulated gradient.
             is_local = index < last and isinstance(self._objective, nn.parallel.DistributedDataParallel)
             with self._objective.no_sync() if is_local else contextlib.nullcontext():  # type: ignore[operator]
-                moved = micro_batch.to(self._device)
-                with self._precision.autocast():
-                    loss, nll = self._objective(moved.src_BS, moved.src_mask_BS, moved.tgt_in_BT, moved.tgt_out_BT, moved.tgt_mask_BT)
                 # Data-parallel training averages over the processes; times their number makes it the sum.
-                (loss * (weight * self._world.size * self.scaler.scale / batch.num_tgt_tokens)).backward()
-            loss_sum += loss.detach() * weight
+                loss, nll = self._micro_step(micro_batch, weight * self._world.size * self.scaler.scale / batch.num_tgt_tokens)
+            loss_sum += loss * weight
             nll_sum += nll * weight
         return loss_sum, nll_sum
 
@@ -194,7 +208,8 @@ class Updater:
             self._assign(self.ema.values())
         self.model.eval()
         try:
-            yield self.model
+            with without_compiled_layers():
+                yield self.model
         finally:
             self.model.train()
             if trained is not None:

@@ -11,22 +11,27 @@ from typing import Any
 import torch
 
 from mtkit.checkpoint.manager import StoredCheckpoint
-from mtkit.data.batching import EpochPlan, derive_budget, plan_epoch
-from mtkit.data.loader import Batch, Prefetcher, load_batch
+from mtkit.data.batching import derive_budget, with_packing
+from mtkit.data.loader import Batch, PackedBatch, load_batch
+from mtkit.data.pools import PoolSource, ShardPools
 from mtkit.data.shards import ShardSet
+from mtkit.data.subword import SampledPools, SubwordSampler
 from mtkit.distributed import World
 from mtkit.errors import DivergedError, ResourceError, StoppedError
 from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig, require_tying_fits
+from mtkit.training.feed import Feed, PlacedBatch, PlannedPool
+from mtkit.training.micro import can_pack
 from mtkit.training.optim import learning_rate
+from mtkit.training.prepare import pair_order
 from mtkit.training.progress import Meter, MetricsFile, Record, read_metrics
 from mtkit.training.run import RunDirectory
 from mtkit.training.saving import RunStore
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import TrainState
-from mtkit.training.step import UpdateBatch, Updater, UpdateResult, update_batches
+from mtkit.training.step import Updater, UpdateResult
 from mtkit.training.validate import DevSet, validate
 
 
@@ -76,6 +81,7 @@ class Trainer:
         require_tying_fits(config.model, joint=shards.tokenizer.joint)
         torch.manual_seed(config.seed)
         model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
+        is_packed = can_pack(config.model, place.device, place.precision)
         self.updater = Updater(
             model.to(place.device),
             config.optim,
@@ -83,8 +89,17 @@ class Trainer:
             device=place.device,
             world=place.world,
             ema_decay=config.training.ema_decay,
+            is_packed=is_packed,
+            compile_model=config.training.compile_layers,
         )
-        self._budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=place.world.size)
+        budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=place.world.size)
+        source: PoolSource = ShardPools(shards, seed=config.seed, order=pair_order(config, shards))
+        if config.training.subword_alpha is not None:
+            source = SampledPools(source, SubwordSampler(shards.tokenizer, alpha=config.training.subword_alpha), seed=config.seed)
+        if is_packed:
+            first = source.read(0, 0)
+            budget = with_packing(budget, first.src_lengths, first.tgt_lengths)
+        self.feed = Feed(source, budget=budget, seed=config.seed, world=place.world)
         self._shards = shards
         self._dev = dev
         self._run = run
@@ -100,10 +115,11 @@ class Trainer:
         self._saved_step: int | None = None
         self._elapsed_at_start = 0.0
 
-    def largest_batch(self) -> tuple[Batch, EpochPlan]:
-        """The largest micro-batch of the current epoch, and the epoch's plan."""
-        plan = self._plan()
-        return load_batch(self._shards, plan.largest(self._shards.src_lengths, self._shards.tgt_lengths)), plan
+    def largest_batch(self) -> tuple[Batch | PackedBatch, PlannedPool]:
+        """The largest micro-batch of the first pool, and the pool."""
+        planned = self.feed.plan(0, 0)
+        largest = planned.plan.largest(planned.pool.src_lengths, planned.pool.tgt_lengths)
+        return load_batch(planned.pool, largest, planned.plan.shape), planned
 
     def resume(self) -> tuple[StoredCheckpoint | None, list[str]]:
         """Go on from the newest undamaged checkpoint of the run, if there is one.
@@ -136,12 +152,12 @@ class Trainer:
         self._metrics.cut_after(self.state.step, is_validated=self.state.scores_step == self.state.step)
         self._elapsed_at_start = self.state.elapsed_s
         self._last_time = self._start_time = self._clock()
-        plan = self._plan()
-        yield self._record({"kind": "start", "step": self.state.step, **self._facts(plan)})
-        while self.finished() is None and not self._stopping:
-            if plan.epoch != self.state.epoch:
-                plan = self._plan()
-            yield from self._epoch(plan)
+        planned = self.feed.plan(self.state.epoch, self.state.pool)
+        yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
+        with self.feed.prefetch(planned, position=self.state.position) as batches:
+            del planned  # a pool is freed when it is used up
+            while self.finished() is None and not self._stopping:
+                yield from self._advance(batches)
         yield from self._finish()
 
     def finished(self) -> str | None:
@@ -167,33 +183,29 @@ class Trainer:
         last = read_metrics(self._run.metrics)[-1:]
         return bool(last) and (last[0]["kind"], last[0]["step"]) == ("end", self.state.step)
 
-    def _epoch(self, plan: EpochPlan) -> Iterator[Record]:
-        """Updates from the current position to the end of the epoch, or until the run has to stop."""
-        with Prefetcher(self._batches(plan)) as batches:
-            while self.state.epoch == plan.epoch:
-                asked = self._clock()
-                batch = next(batches)
-                result = self._update(batch, plan, waited=self._clock() - asked)
-                if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
-                    yield from self._log()
-                if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
-                    yield from self._log()
-                    yield from self._validate()
-                elif self._is_due(self.config.checkpoint.every_steps, self.config.checkpoint.every_minutes, self._last_save_s, result):
-                    yield from self._log()
-                    self._save()
-                    yield {"kind": "checkpoint", "step": self.state.step}
-                if self._stopping or self.finished() is not None:
-                    return
+    def _advance(self, batches: Iterator[PlacedBatch]) -> Iterator[Record]:
+        """One update and what is due after it."""
+        asked = self._clock()
+        placed = next(batches)
+        result = self._update(placed, waited=self._clock() - asked)
+        if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
+            yield from self._log()
+        if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
+            yield from self._log()
+            yield from self._validate()
+        elif self._is_due(self.config.checkpoint.every_steps, self.config.checkpoint.every_minutes, self._last_save_s, result):
+            yield from self._log()
+            self._save()
+            yield {"kind": "checkpoint", "step": self.state.step}
 
-    def _update(self, batch: UpdateBatch, plan: EpochPlan, *, waited: float) -> UpdateResult:
+    def _update(self, placed: PlacedBatch, *, waited: float) -> UpdateResult:
         """Do one update and bring the state up to date with it."""
         state = self.state
         lr = learning_rate(self.config.optim, state.step + 1, d_model=self.config.model.d_model, max_steps=self.config.training.max_steps)
         # Signals and clocks differ between processes, and a decision must not: all go by the sum of the signals and by the main process's clock.
         extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
         try:
-            result = self.updater.run(batch, lr=lr, extra=extra)
+            result = self.updater.run(placed.batch, lr=lr, extra=extra)
         except torch.OutOfMemoryError as error:
             raise ResourceError(
                 f"update {state.step + 1} does not fit into the memory of {self.place.device}",
@@ -208,9 +220,8 @@ class Trainer:
             self._last_validation_s = state.elapsed_s
         if self._last_save_s is None:
             self._last_save_s = state.elapsed_s
-        position = state.position
-        state.epoch, state.position = (state.epoch, position + 1) if position + 1 < plan.num_updates else (state.epoch + 1, 0)
-        state.num_tgt_tokens += batch.num_tgt_tokens
+        state.epoch, state.pool, state.position = placed.following
+        state.num_tgt_tokens += placed.batch.num_tgt_tokens
         now = self._clock()
         if result.is_applied:
             state.step += 1
@@ -218,17 +229,17 @@ class Trainer:
             self._meter.add(
                 loss_sum=result.loss_sum,
                 nll_sum=result.nll_sum,
-                num_tokens=batch.num_tgt_tokens,
+                num_tokens=placed.batch.num_tgt_tokens,
                 gradient_norm=result.gradient_norm,
                 seconds=now - self._last_time,
                 wait_seconds=waited,
             )
         else:
-            self._skip(result, plan, position)
+            self._skip(result, placed)
         self._last_time = now
         return result
 
-    def _skip(self, result: UpdateResult, plan: EpochPlan, position: int) -> None:
+    def _skip(self, result: UpdateResult, placed: PlacedBatch) -> None:
         """Count an update that was not applied; too many in a row end the run."""
         state = self.state
         state.num_skipped += 1
@@ -237,8 +248,9 @@ class Trainer:
             return
         report = self._run.path / "diverged.json"
         if self.place.world.is_main:
-            pairs = [batch.tolist() for batch in plan.update(position)]
-            write_json(report, {"step": state.step, "epoch": plan.epoch, "position": position, "pairs": pairs})
+            pool = placed.planned.pool
+            place = {"epoch": pool.epoch, "pool": pool.number, "position": placed.position}
+            write_json(report, {"step": state.step, **place, "pairs": placed.pair_numbers()})
         raise DivergedError(
             f"{state.num_skipped_in_row} updates in a row had a loss or gradient that is not finite (last after step {state.step}, "
             f"loss {result.loss_sum}, gradient norm {result.gradient_norm})",
@@ -303,12 +315,6 @@ class Trainer:
         self._saved_step = self.state.step
         self._last_save_s = None
 
-    def _plan(self) -> EpochPlan:
-        return plan_epoch(self._shards.src_lengths, self._shards.tgt_lengths, budget=self._budget, seed=self.config.seed, epoch=self.state.epoch)
-
-    def _batches(self, plan: EpochPlan) -> Iterator[UpdateBatch]:
-        return update_batches(self._shards, plan, world=self.place.world, seed=self.config.seed, position=self.state.position)
-
     def _elapsed(self) -> float:
         return self._elapsed_at_start + self._clock() - self._start_time
 
@@ -335,17 +341,18 @@ class Trainer:
             }
         )
 
-    def _facts(self, plan: EpochPlan) -> dict[str, Any]:
+    def _facts(self, planned: PlannedPool) -> dict[str, Any]:
+        """What the run has to do. Skipped pairs and padding are those of the first pool of this session, and `updates_per_epoch` goes by it."""
         return {
             "device": str(self.place.device),
             "precision": self.place.precision.name,
             "world_size": self.place.world.size,
             "parameters": self.updater.model.num_parameters(),
             "pairs": self._shards.num_pairs,
-            "pairs_skipped": plan.num_skipped,
-            "updates_per_epoch": plan.num_updates,
-            "micro_batches_per_update": self._budget.micro_per_update,
-            "padding_share": plan.padding_share,
+            "pairs_skipped": planned.plan.num_skipped,
+            "updates_per_epoch": self.feed.updates_per_epoch(planned),
+            "micro_batches_per_update": self.feed.budget.micro_per_update,
+            "padding_share": planned.plan.padding_share,
         }
 
     def _record(self, record: Record) -> Record:

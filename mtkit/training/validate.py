@@ -41,7 +41,7 @@ def dev_loss(model: Transformer, tokenizer: Tokenizer, dev: DevSet, *, device: t
     lengths = [max(len(left), len(right)) + 1 for left, right in zip(src, tgt, strict=True)]
     for indices in batches_by_length(lengths, max_tokens=max_tokens):
         batch = collate([src[index] for index in indices], [tgt[index] for index in indices]).to(device)
-        _, nll = objective(batch.src_BS, batch.src_mask_BS, batch.tgt_in_BT, batch.tgt_out_BT, batch.tgt_mask_BT)
+        _, nll = objective(batch)
         nll_sum += float(nll)
         num_tokens += batch.num_tgt_tokens
     return nll_sum, num_tokens

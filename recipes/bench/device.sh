@@ -5,16 +5,20 @@
 #
 # DATA holds Multi30k as raw files (train.en, val.de, test_2016_flickr.en ...). OUT gets
 #   tests.txt            what pytest said of the tests that need a GPU
-#   train-PRESET.json    training speed on generated text with the lengths of WMT14
-#   multi30k.json        a short Multi30k training: scores on the dev set, and how long it took
+#   train-PRESET.json    training speed on generated text: base and big with the lengths of WMT14, tiny with those of Multi30k
+#   train-PRESET-uncompiled.json   the same with layers as they are written, to see what torch.compile gives
+#   multi30k.json        the Multi30k recipe: scores on the dev set, and how long it took
+#   scores.json          BLEU of its average on test2016
 #   translate-*.json     decoding speed of the model trained there, with BLEU
 # A step that fails does not stop the next; the exit code is the number of failed steps.
 #
-# Variables: MTKIT, PYTHON; DEVICE (cuda); PRESETS (tiny base big); UPDATES of each repeat (20); STEPS of the Multi30k training (2400).
+# Variables: MTKIT, PYTHON; DEVICE (cuda); PRESETS (base big tiny); UPDATES of each repeat (20); STEPS of the Multi30k training (that of the recipe).
 set -u
 
 data=${1:?usage: device.sh DATA OUT} out=${2:?usage: device.sh DATA OUT}
-MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} PRESETS=${PRESETS-tiny base big} UPDATES=${UPDATES:-20} STEPS=${STEPS:-2400}
+MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} PRESETS=${PRESETS-base big tiny} UPDATES=${UPDATES:-20}
+recipe_steps=$(sed -n 's/^max_steps = //p' "$(dirname "$0")/../multi30k/config.toml") STEPS=${STEPS:-}
+STEPS=${STEPS:-$recipe_steps}
 recipe=$(cd "$(dirname "$0")/../multi30k" && pwd)
 root=$(cd "$recipe/../.." && pwd)
 mkdir -p "$out"
@@ -28,14 +32,20 @@ step() { # NAME COMMAND...: run it, say how long it took, count a failure
 
 gpu_tests() { "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider --rootdir "$root" -c "$root/pyproject.toml" "$root/tests" > "$out/tests.txt" 2>&1; }
 
-bench_train() { # PRESET: more updates are not needed, as the spread of the repeats shows
-    $MTKIT bench train --preset "$1" --device "$DEVICE" --mean-length 27 --updates "$UPDATES" --set batch.max_tokens=25000 --json > "$out/train-$1.json"
+bench_train() { # PRESET COMPILE NAME
+    local shape="--mean-length 27 --set batch.max_tokens=25000"
+    [ "$1" != tiny ] || shape="--mean-length 15"
+    # shellcheck disable=SC2086  # the options are words
+    $MTKIT bench train --preset "$1" --device "$DEVICE" $shape --updates "$UPDATES" --set training.compile_layers="$2" --json > "$out/train-$3.json"
 }
 
 multi30k() {
     $MTKIT train --config "$recipe/config.toml" --train "$data/train.en" "$data/train.de" --dev "$data/val.en" "$data/val.de" --device "$DEVICE" \
-        --output "$out/run" --set training.max_steps="$STEPS" --set validation.every_steps=none --set checkpoint.every_steps=$((STEPS / 12)) --quiet --json > "$out/multi30k.json" &&
-        $MTKIT average "$out/run" --last 5 --output "$out/average" --quiet
+        --output "$out/run" --set training.max_steps="$STEPS" --set validation.every_steps=none --set checkpoint.every_steps=$((STEPS / 20)) \
+        --set training.compile_layers=false --quiet --json > "$out/multi30k.json" &&
+        $MTKIT average "$out/run" --last 10 --output "$out/average" --quiet &&
+        $MTKIT translate --model "$out/average" --beam-size 5 --device "$DEVICE" --quiet < "$data/test_2016_flickr.en" > "$out/test_2016_flickr.hyp.de" &&
+        $MTKIT score "$out/test_2016_flickr.hyp.de" --ref "$data/test_2016_flickr.de" --json > "$out/scores.json"
 }
 
 bench_translate() { # BEAM_SIZE
@@ -44,7 +54,10 @@ bench_translate() { # BEAM_SIZE
 }
 
 step "GPU tests" gpu_tests
-for preset in $PRESETS; do step "bench train $preset" bench_train "$preset"; done
+for preset in $PRESETS; do
+    step "bench train $preset" bench_train "$preset" true "$preset"
+    step "bench train $preset, uncompiled" bench_train "$preset" false "$preset-uncompiled"
+done
 step "Multi30k training" multi30k
 for beam in 4 1; do step "bench translate, beam $beam" bench_translate "$beam"; done
 exit "$failed"

@@ -9,7 +9,8 @@ from mtkit import config as codec
 from mtkit.benchmark import train as module
 from mtkit.benchmark.synthetic import SyntheticPairs, synthetic_pairs
 from mtkit.benchmark.train import TrainReport, bench_train
-from mtkit.data.batching import derive_budget, plan_epoch
+from mtkit.data.batching import derive_budget, plan_pool
+from mtkit.data.loader import Batch
 from mtkit.model.config import flops_per_token
 from mtkit.training.config import TrainConfig
 from mtkit.training.step import UpdateBatch, Updater
@@ -48,6 +49,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[UpdateBatch, float]]:
     return batches
 
 
+def padded(update: UpdateBatch) -> list[Batch]:
+    return [batch for batch in update.micro_batches if isinstance(batch, Batch)]
+
+
 def pairs() -> SyntheticPairs:
     return synthetic_pairs(400, vocab_size=44, mean_length=10.0)
 
@@ -58,10 +63,10 @@ def test_real_tokens_are_counted_and_the_clock_is_honest(seen: list[tuple[Update
     report = measure(config("batch.max_tokens=50"), pairs=pairs(), vocab_sizes=(44, 44))
     assert len(seen) == WARMUP + REPEATS * UPDATES
     measured = [batch for batch, _ in seen[WARMUP:]]
-    tgt = [sum(int(micro.tgt_mask_BT.sum()) for micro in batch.micro_batches) for batch in measured]
-    src = [sum(int(micro.src_mask_BS.sum()) for micro in batch.micro_batches) for batch in measured]
-    padded = [sum(micro.tgt_mask_BT.numel() for micro in batch.micro_batches) for batch in measured]
-    assert sum(padded) > sum(tgt), "there is padding that could be counted by mistake"
+    tgt = [sum(int(micro.tgt_mask_BT.sum()) for micro in padded(batch)) for batch in measured]
+    src = [sum(int(micro.src_mask_BS.sum()) for micro in padded(batch)) for batch in measured]
+    positions = [sum(micro.tgt_mask_BT.numel() for micro in padded(batch)) for batch in measured]
+    assert sum(positions) > sum(tgt), "there is padding that could be counted by mistake"
     # The clock ticks once at the start, twice per update and once at the end.
     seconds = 2 * UPDATES + 1
     rates = sorted([sum(tgt[:UPDATES]) / seconds, sum(tgt[UPDATES:]) / seconds])
@@ -76,7 +81,9 @@ def test_real_tokens_are_counted_and_the_clock_is_honest(seen: list[tuple[Update
 def test_the_rest_of_the_report(seen: list[tuple[UpdateBatch, float]]) -> None:
     data = pairs()
     report = measure(config(), pairs=data, vocab_sizes=(44, 44))
-    plan = plan_epoch(data.src_lengths, data.tgt_lengths, budget=derive_budget(batch_tokens=120, max_tokens=120, world_size=1), seed=1, epoch=0)
+    plan = plan_pool(
+        data.src_lengths, data.tgt_lengths, budget=derive_budget(batch_tokens=120, max_tokens=120, world_size=1), seed=1, epoch=0, pool=0
+    )
     assert report.padding_share == plan.padding_share
     assert (report.updates, report.warmup_updates) == (UPDATES, WARMUP)
     assert report.precision == "fp32"
@@ -95,7 +102,7 @@ def test_generated_pairs_are_enough_for_every_update(seen: list[tuple[UpdateBatc
     measure(config())
     firsts = [tuple(batch.seeds) for batch, _ in seen]
     assert len(set(firsts)) == len(firsts), "no batch comes twice"
-    assert max(int(micro.src_BS.max()) for batch, _ in seen for micro in batch.micro_batches) < 44
+    assert max(int(micro.src_BS.max()) for batch, _ in seen for micro in padded(batch)) < 44
 
 
 def test_data_that_is_too_short_begins_anew(seen: list[tuple[UpdateBatch, float]]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from mtkit.benchmark.data import measure
 from mtkit.checkpoint.format import load_model
 from mtkit.cli.app import app
 from mtkit.cli.bench import _show
@@ -123,3 +124,14 @@ def test_shares_are_percentages_and_seconds_are_not() -> None:
     assert _show("utilization", 0.5) == "50.00%"
     assert _show("seconds_per_update", 0.4712) == "0.4712"
     assert _show("peak_memory_mb", 1092.4) == "1,092"
+
+
+def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.benchmark.data._in_new_process", measure)
+    words = ["data", "--pairs", 2000, "--mean-length", 8, "--pools", 1]
+    report = json.loads(bench(*words, "--dir", tmp_path / "kept", "--json").stdout)
+    assert (report["pairs"], report["pools"], report["resumed_is_equal"]) == (2000, 1, True)
+    assert report["first_batch_s"] > 0
+    assert report["packed"]["pairs_per_s"] > 0
+    assert (tmp_path / "kept" / "shards.json").is_file()
+    assert "resumed_is_equal" in bench(*words).stderr

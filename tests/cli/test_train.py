@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from mtkit import config as codec
-from mtkit.checkpoint.format import load_model
+from mtkit.checkpoint.format import load_model, parameters_by_name
 from mtkit.cli.app import app
 from mtkit.training.config import TrainConfig
 from mtkit.training.progress import read_metrics
@@ -207,6 +207,24 @@ def test_a_dry_run_reports_and_trains_nothing(train_words: list[str], toy_run: P
     assert re.search(r"^largest_src_shape +\d+ x \d+$", text.stderr, re.MULTILINE)
 
 
+def test_fine_tuning_begins_with_another_model(toy_run: Path, toy_text: Path, train_words: list[str], tmp_path: Path) -> None:
+    values, origins = printed("--init-from", "model", "--keep-optimizer")
+    assert (values["training"]["init_from"], values["training"]["keep_optimizer"]) == ("model", True)
+    assert origins["training.init_from"] == origins["training.keep_optimizer"] == "command line"
+    checkpoint = toy_run / "checkpoints" / "step-0000012"
+    short = ("--set", "training.max_steps=1", "--set", "optim.lr=1e-9", "--output", tmp_path / "run")
+    result = mtkit(*train_words, *short, "--init-from", checkpoint, "--keep-optimizer")
+    assert f"taking the tokenizer of {checkpoint}" in result.stderr
+    assert f"beginning with the weights of {checkpoint}" in result.stderr
+    tuned, old = (parameters_by_name(load_model(path).model) for path in (tmp_path / "run", checkpoint))
+    for name, tensor in old.items():
+        torch.testing.assert_close(tuned[name], tensor, rtol=0, atol=1e-6)
+    result = mtkit(*train_words, *short, "--init-from", checkpoint, "--fresh-optimizer", exit_code=2)
+    assert "training.keep_optimizer: True -> False" in result.stderr
+    result = mtkit(*train_words, "--init-from", toy_text, "--output", tmp_path / "other", exit_code=4)
+    assert f"error: {toy_text}: holds no model" in result.stderr
+
+
 # --- processes --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -256,3 +274,16 @@ def test_two_processes_train_one_model(train_words: list[str], tmp_path: Path) -
         _, stderr = process.communicate(timeout=200)
     assert (process.returncode, stderr) == (0, b"")
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 13
+
+
+@pytest.mark.slow
+def test_two_processes_begin_with_one_model(toy_run: Path, train_words: list[str], tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    words = [*train_words, "--output", str(tuned), "--nproc", "2", "--workers", "1", "--init-from", str(toy_run)]
+    with start([*words, "--set", "training.max_steps=1", "--set", "optim.lr=1e-9"]) as process:
+        _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert stderr.decode().count(f"beginning with the weights of {toy_run / 'model'}") == 1
+    tensors, old = (parameters_by_name(load_model(path).model) for path in (tuned, toy_run))
+    for name, tensor in old.items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 from mtkit.data.blocks import BlockEncoder, EncodedBlock
 from mtkit.data.filters import FilterConfig
 from mtkit.data.partial import PartialShards, partial_directory, partial_shards, unknown_ids
-from mtkit.data.shards import TokenFile
+from mtkit.data.token_file import TokenFile
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import DataError, MTKitError
 

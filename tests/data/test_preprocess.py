@@ -338,6 +338,37 @@ def test_an_interrupted_run_goes_on(
     assert not partial_directory(output).exists()
 
 
+@pytest.mark.parametrize("stop_at", [1, 100, 150, 299])
+def test_which_pairs_are_from_which_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, write_corpus: Any, mixed_pairs: Pairs, stop_at: int
+) -> None:
+    """Also after an interruption, with filters, and with shards that hold more than one corpus."""
+    small_blocks(monkeypatch)
+    parts = [mixed_pairs[:110], mixed_pairs[110:111], mixed_pairs[111:]]
+    sources = [source for number, part in enumerate(parts) for source in write_corpus(part, name=f"part-{number}").sources]
+    corpus = Corpus(sources=tuple(sources))
+    config = PreprocessConfig(filters=ALL_FILTERS, shard_pairs=70)
+    whole = run(write_corpus(mixed_pairs), tmp_path / "whole", tokenizer, config=config)
+
+    def stop(num_done: int) -> None:
+        if num_done >= stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path / "out", tokenizer, config=config, num_workers=2, progress=stop)
+    report = run(corpus, tmp_path / "out", tokenizer, config=config)
+    assert (report.num_pairs, report.num_read) == (whole.num_pairs, whole.num_read)
+    shards = ShardSet.open(tmp_path / "out")
+    alone: list[int] = []
+    for number in range(len(sources)):
+        seen = run(Corpus(sources=tuple(sources[: number + 1])), tmp_path / f"first-{number}", tokenizer, config=config).num_pairs
+        alone.append(seen - sum(alone))
+    assert shards.corpora == tuple(alone)
+    assert ShardSet.open(tmp_path / "whole").corpora == (whole.num_pairs,)
+    for name in ("shard-00000.src", "shard-00001.tgt", "shard-00003.src"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 def test_an_interruption_while_publishing_loses_no_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, write_corpus: Any, mixed_pairs: Pairs
 ) -> None:

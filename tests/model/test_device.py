@@ -1,9 +1,17 @@
+import ctypes
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from mtkit.errors import UsageError
 from mtkit.model import device as device_module
 from mtkit.model.device import PrecisionName, resolve_device, resolve_inference_precision, resolve_precision
+from tests.helpers import REPOSITORY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -76,3 +84,50 @@ def test_autocast_gives_the_dtype_of_matrix_products(name: PrecisionName, dtype:
 
 def test_the_capability_of_this_cpu_is_a_plain_answer() -> None:
     assert device_module.cpu_is_fast_at_bf16() in (True, False)
+
+
+def test_autocast_may_forget_converted_weights() -> None:
+    precision = resolve_precision("bf16", CPU)
+    for cache in (True, False):
+        with precision.autocast(cache=cache):
+            assert torch.is_autocast_cache_enabled() == cache
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+PAGE_FAULTS = """
+import resource
+from mtkit.model.device import keep_freed_memory
+
+def page_faults():
+    bytearray(64 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        bytearray(64 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = page_faults()
+keep_freed_memory()
+keep_freed_memory()
+print(before, page_faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's allocator")
+def test_kept_memory_comes_again_without_page_faults() -> None:
+    result = subprocess.run([sys.executable, "-c", PAGE_FAULTS], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120)
+    before, after = map(int, result.stdout.split())
+    assert before >= 8 * 32, "64 MB are 32 huge pages at least"
+    assert after < before / 10
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: pytest.fail("asked the C library"))
+    device_module.keep_freed_memory.__wrapped__()
+
+
+@pytest.mark.parametrize(("triton", "compiler", "expected"), [(True, "gcc", True), (True, "clang", True), (True, None, False), (False, "gcc", False)])
+def test_compiling_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch, triton: bool, compiler: str | None, expected: bool) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if triton and name == "triton" else None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == compiler else None)
+    assert device_module.can_compile.__wrapped__() is expected

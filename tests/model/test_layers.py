@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.model import layers
+from mtkit.model.attention import PaddedAttention
 from mtkit.model.config import Activation, ModelConfig, Norm
 from mtkit.model.dropout import dropout
-from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, Positions, SelfAttention, attend, sinusoids
+from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, FeedForward, Positions, SelfAttention, sinusoids
 from tests.model.reference import assert_same_gradients, attention_pairs, copy_weights, decoder_layer_pairs, encoder_layer_pairs
 
 B, T, S, D, H, FFN = 3, 5, 7, 16, 4, 24
@@ -30,8 +30,16 @@ def source_mask() -> Tensor:
     return mask_BS
 
 
+def to_source() -> PaddedAttention:
+    return PaddedAttention(source_mask()[:, None, None, :])
+
+
 def causal_mask(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def causal(length: int) -> PaddedAttention:
+    return PaddedAttention(causal_mask(length))
 
 
 @pytest.fixture(autouse=True)
@@ -41,90 +49,17 @@ def _float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def typed_out_attention(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, mask: Tensor | None) -> Tensor:
-    heads = []
-    for q, k, v in zip(q_BTD.chunk(H, -1), k_BSD.chunk(H, -1), v_BSD.chunk(H, -1), strict=True):
-        scores = q @ k.transpose(1, 2) / math.sqrt(D / H)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        heads.append(scores.exp() / scores.exp().sum(-1, keepdim=True) @ v)
-    return torch.cat(heads, -1)
-
-
-class Calls(TorchDispatchMode):
-    """Records which operators run, and the dtype of their first argument."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dtypes: dict[str, set[torch.dtype]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and isinstance(args[0], Tensor):
-            self.dtypes.setdefault(func.__name__.partition(".")[0], set()).add(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("limit", [0, layers.MATMUL_MAX_SCORES])
-@pytest.mark.parametrize("requires_grad", [True, False])
-@pytest.mark.parametrize("kind", ["none", "padding", "causal"])
-def test_attend_is_the_formula(kind: str, requires_grad: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MATMUL_MAX_SCORES", limit)
-    q, k, v = (torch.randn(B, T, D, requires_grad=requires_grad) for _ in range(3))
-    mask = {"none": None, "padding": source_mask()[:, None, None, :T], "causal": causal_mask(T)}[kind]
-    with Calls() as calls:
-        out = attend(q, k, v, mask=mask, num_heads=H)
-    by_matmul = requires_grad and limit > 0 and mask is not None
-    assert ("bmm" in calls.dtypes and not any("scaled_dot_product" in name for name in calls.dtypes)) == by_matmul
-    expected = typed_out_attention(q, k, v, None if mask is None else mask.reshape(-1, *mask.shape[-2:]))
-    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
-    if requires_grad:
-        weight = torch.randn_like(out)
-        for ours, theirs in zip(
-            torch.autograd.grad((out * weight).sum(), (q, k, v)), torch.autograd.grad((expected * weight).sum(), (q, k, v)), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("limit", [0, layers.MATMUL_MAX_SCORES])
-@pytest.mark.parametrize("requires_grad", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_query_without_keys_spoils_nothing(dtype: torch.dtype, requires_grad: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MATMUL_MAX_SCORES", limit)
-    q, k, v = (torch.randn(B, T, D, dtype=dtype) for _ in range(3))
-    leaves = [x.clone().requires_grad_(requires_grad) for x in (q, k, v)]
-    mask = torch.ones(B, 1, 1, T, dtype=torch.bool)
-    mask[1] = False
-    out = attend(*leaves, mask=mask, num_heads=H)
-    assert out.isfinite().all()
-    alone = attend(q[:1], k[:1], v[:1], mask=mask[:1], num_heads=H)
-    torch.testing.assert_close(out[:1].detach(), alone, rtol=1e-2, atol=1e-2)
-    if requires_grad:
-        torch.autograd.backward(out.float().square().sum())
-        for leaf in leaves:
-            assert leaf.grad is not None
-            assert leaf.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_softmax_runs_in_float32(dtype: torch.dtype) -> None:
-    q, k, v = (torch.randn(B, T, D, dtype=dtype, requires_grad=True) for _ in range(3))
-    with Calls() as calls:
-        out = attend(q, k, v, mask=causal_mask(T), num_heads=H)
-    assert out.dtype == dtype
-    assert calls.dtypes["_softmax"] == {torch.float32}
-
-
 def test_attention_dropout_drops_weights_only_in_training() -> None:
     config = small_config(attention_dropout=0.5)
     x = torch.randn(B, T, D)
     attention = SelfAttention(config)
     nn.init.ones_(attention.out_proj.weight)
-    evaluated = attention.eval()(x, causal_mask(T))
-    torch.testing.assert_close(attention(x, causal_mask(T)), evaluated)
-    trained = [attention.train()(x, causal_mask(T)) for _ in range(2)]
+    evaluated = attention.eval()(x, causal(T))
+    torch.testing.assert_close(attention(x, causal(T)), evaluated)
+    trained = [attention.train()(x, causal(T)) for _ in range(2)]
     assert not torch.equal(trained[0], trained[1])
     # Dropped weights are zero and the others doubled, so the average over many draws is the undropped output.
-    mean = torch.stack([attention(x, causal_mask(T)) for _ in range(4000)]).mean(0)
+    mean = torch.stack([attention(x, causal(T)) for _ in range(4000)]).mean(0)
     assert (mean - evaluated).abs().max() < 0.1 * evaluated.abs().max()
 
 
@@ -147,10 +82,10 @@ def test_self_attention_equals_torch(masked: str) -> None:
     pairs = copy_weights(attention_pairs(ours, reference), 4)
     x = torch.randn(B, S, D, requires_grad=True)
     if masked == "padding":
-        out = ours(x, source_mask()[:, None, None, :])
+        out = ours(x, to_source())
         expected, _ = reference(x, x, x, key_padding_mask=~source_mask())
     else:
-        out = ours(x, causal_mask(S))
+        out = ours(x, causal(S))
         expected, _ = reference(x, x, x, attn_mask=~causal_mask(S))
     assert_same_outputs_and_gradients(out, expected, (x,))
     assert_same_gradients(pairs)
@@ -161,7 +96,7 @@ def test_cross_attention_equals_torch() -> None:
     ours = CrossAttention(small_config())
     pairs = copy_weights(attention_pairs(ours, reference), 6)
     x, memory = torch.randn(B, T, D, requires_grad=True), torch.randn(B, S, D, requires_grad=True)
-    out = ours(x, ours.kv_proj(memory), source_mask()[:, None, None, :])
+    out = ours(x, ours.kv_proj(memory), to_source())
     expected, _ = reference(x, memory, memory, key_padding_mask=~source_mask())
     assert_same_outputs_and_gradients(out, expected, (x, memory))
     assert_same_gradients(pairs)
@@ -174,7 +109,7 @@ def test_encoder_layer_equals_torch(norm: Norm, activation: Activation) -> None:
     ours = EncoderLayer(small_config(norm=norm, activation=activation))
     pairs = copy_weights(encoder_layer_pairs(ours, reference), 12)
     x = torch.randn(B, S, D, requires_grad=True)
-    out = ours(x, source_mask()[:, None, None, :])
+    out = ours(x, to_source())
     expected = reference(x, src_key_padding_mask=~source_mask())
     assert_same_outputs_and_gradients(out, expected, (x,))
     assert_same_gradients(pairs)
@@ -187,7 +122,7 @@ def test_decoder_layer_equals_torch(norm: Norm, activation: Activation) -> None:
     ours = DecoderLayer(small_config(norm=norm, activation=activation))
     pairs = copy_weights(decoder_layer_pairs(ours, reference), 20)
     x, memory = torch.randn(B, T, D, requires_grad=True), torch.randn(B, S, D, requires_grad=True)
-    out = ours(x, memory, self_mask=causal_mask(T), src_mask=source_mask()[:, None, None, :])
+    out = ours(x, memory, to_self=causal(T), to_src=to_source())
     expected = reference(x, memory, tgt_mask=~causal_mask(T), memory_key_padding_mask=~source_mask())
     assert_same_outputs_and_gradients(out, expected, (x, memory))
     assert_same_gradients(pairs)
@@ -218,8 +153,8 @@ def test_residual_dropout_spares_the_residual_path(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(layers, "dropout", lambda x, _rate, *, training: x * 0.0 if training else x)
     layer = EncoderLayer(small_config(dropout=0.5, norm="pre"))
     x = torch.randn(B, S, D)
-    torch.testing.assert_close(layer.train()(x, source_mask()[:, None, None, :]), x)
-    assert not torch.allclose(layer.eval()(x, source_mask()[:, None, None, :]), x)
+    torch.testing.assert_close(layer.train()(x, to_source()), x)
+    assert not torch.allclose(layer.eval()(x, to_source()), x)
 
 
 def test_sinusoids_are_the_papers() -> None:
@@ -236,20 +171,29 @@ def test_positions_grow_and_follow_dtype_without_entering_the_state() -> None:
     positions = Positions(D)
     like = torch.empty(0, dtype=torch.float32)
     with torch.inference_mode():
-        torch.testing.assert_close(positions(5, start=0, like=like), sinusoids(5, D).float(), rtol=0, atol=0)
-    late = positions(3, start=20_000, like=like)
-    torch.testing.assert_close(late, sinusoids(20_003, D)[20_000:].float(), rtol=0, atol=0)
-    assert positions(2, start=1, like=torch.empty(0, dtype=torch.float64)).dtype == torch.float64
-    assert not positions(2, start=1, like=like).is_inference()
+        torch.testing.assert_close(positions(5, like=like)[:5], sinusoids(5, D).float(), rtol=0, atol=0)
+    late = positions(20_003, like=like)
+    torch.testing.assert_close(late[20_000:20_003], sinusoids(20_003, D)[20_000:].float(), rtol=0, atol=0)
+    assert positions(3, like=torch.empty(0, dtype=torch.float64)).dtype == torch.float64
+    assert not positions(3, like=like).is_inference()
     assert positions.state_dict() == {}
     assert list(positions.buffers()) == []
+
+
+def test_positions_are_computed_once() -> None:
+    positions = Positions(D)
+    like = torch.empty(0)
+    table = positions(200, like=like)
+    assert positions(3, like=like) is table
+    assert positions(table.shape[0], like=like) is table
+    assert positions(table.shape[0] + 1, like=like) is not table
 
 
 def test_positions_made_in_inference_mode_serve_training() -> None:
     positions = Positions(D)
     like = torch.empty(0)
     with torch.inference_mode():
-        positions(4, start=0, like=like)
+        positions(4, like=like)
     x = torch.ones(4, D, requires_grad=True)
-    torch.autograd.backward((x * positions(4, start=0, like=like)).sum())
+    torch.autograd.backward((x * positions(4, like=like)[:4]).sum())
     assert x.grad is not None

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtkit.data.loader import collate, pack
+from mtkit.data.packing import PackedShape
 from mtkit.errors import ConfigError
 from mtkit.model.config import MODEL_PRESETS, ModelConfig
 from mtkit.model.layers import DecoderLayer, EncoderLayer, sinusoids
@@ -119,6 +121,50 @@ def test_more_padding_changes_nothing(grad: bool, values: dict[str, Any]) -> Non
         for row, (src_length, tgt_length) in enumerate(zip(src_mask.sum(1).tolist(), tgt_mask.sum(1).tolist(), strict=True)):
             alone = model(src[row : row + 1, :src_length], src_mask[row : row + 1, :src_length], tgt[row : row + 1, :tgt_length])
             torch.testing.assert_close(alone[0], logits[row, :tgt_length], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("values", ALL_CONFIGS)
+def test_packed_sentences_are_as_padded_ones(values: dict[str, Any]) -> None:
+    model = build(**values)
+    src, tgt = ([torch.randint(4, 37, (length,)).numpy() for length in lengths] for lengths in ([6, 0, 2, 4], [3, 5, 0, 1]))
+    # 5 and 7 positions are left over on the two sides: sentences of padding, more of them on one side than on the other.
+    shape = PackedShape(src_tokens=21, tgt_tokens=20, max_sentences=6, max_length=6)
+    padded, packed = collate(src, tgt), pack(src, tgt, shape)
+    weight = torch.randn(padded.num_tgt_tokens, 16, dtype=torch.float64)
+
+    memory_MD = model.encode_packed(packed.src_M, packed.src)
+    hidden_ND = model.decode_packed(packed.tgt_in_N, packed.tgt, memory_MD, packed.src)
+    torch.autograd.backward((hidden_ND[: padded.num_tgt_tokens] * weight).sum())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    memory_BSD = model.encode(padded.src_BS, padded.src_mask_BS)
+    hidden_BTD = model.decode(padded.tgt_in_BT, memory_BSD, padded.src_mask_BS)
+    torch.autograd.backward((hidden_BTD[padded.tgt_mask_BT] * weight).sum())
+
+    torch.testing.assert_close(memory_MD[: padded.num_src_tokens], memory_BSD[padded.src_mask_BS], rtol=0, atol=1e-12)
+    torch.testing.assert_close(hidden_ND[: padded.num_tgt_tokens], hidden_BTD[padded.tgt_mask_BT], rtol=0, atol=1e-12)
+    assert hidden_ND.isfinite().all()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-11)
+
+
+def test_packed_sentences_do_not_see_each_other() -> None:
+    model = build()
+    src, tgt = ([torch.randint(4, 30, (length,)).numpy() for length in (4, 5, 3)] for _ in range(2))
+    shape = PackedShape(src_tokens=20, tgt_tokens=20, max_sentences=4, max_length=8)
+
+    def hidden() -> list[Tensor]:
+        batch = pack(src, tgt, shape)
+        hidden_ND = model.decode_packed(batch.tgt_in_N, batch.tgt, model.encode_packed(batch.src_M, batch.src), batch.src)
+        return [hidden_ND[:5], hidden_ND[5:11], hidden_ND[11:15]]
+
+    before = hidden()
+    src[1] = src[1] + 3
+    tgt[1] = tgt[1] + 3
+    after = hidden()
+    assert (after[1] - before[1]).abs().max() > 1e-3
+    for sentence in (0, 2):
+        torch.testing.assert_close(after[sentence], before[sentence], rtol=0, atol=1e-12)
 
 
 def test_a_target_mask_hides_tokens_before_real_ones() -> None:

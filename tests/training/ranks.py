@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mtkit import config as codec
 from mtkit.checkpoint.format import parameters_by_name, write_tensors
-from mtkit.data.batching import EpochPlan, derive_budget, plan_epoch
+from mtkit.data.batching import PoolPlan, derive_budget, plan_pool
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World, process_group, read_environment
 from mtkit.model.device import Precision
@@ -27,10 +27,10 @@ MICRO_TOKENS = 30
 SEED = 3
 
 
-def make_plan(shards: ShardSet, *, world_size: int) -> EpochPlan:
+def make_plan(shards: ShardSet, *, world_size: int) -> PoolPlan:
     """Four micro-batches per update on one process or two; the last update of the epoch has an odd number."""
     budget = derive_budget(batch_tokens=4 * MICRO_TOKENS, max_tokens=MICRO_TOKENS, world_size=world_size)
-    return plan_epoch(shards.src_lengths, shards.tgt_lengths, budget=budget, seed=SEED, epoch=0)
+    return plan_pool(shards.src_lengths, shards.tgt_lengths, budget=budget, seed=SEED, epoch=0, pool=0)
 
 
 def make_updater(shards: ShardSet, world: World) -> Updater:

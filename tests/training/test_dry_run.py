@@ -17,7 +17,7 @@ def test_the_report_is_about_this_run(make_trainer: MakeTrainer, tmp_path: Path)
     trainer = make_trainer(tmp_path, "batch.batch_tokens=240", "batch.max_tokens=80")
     before = {name: tensor.clone() for name, tensor in parameters_by_name(trainer.updater.model).items()}
     report = dry_run(trainer)
-    plan = trainer._plan()
+    plan = trainer.feed.plan(0, 0).plan
     src, tgt = trainer._shards.src_lengths, trainer._shards.tgt_lengths
     assert report.parameters == sum(tensor.numel() for tensor in before.values())
     assert report.pairs == 120

@@ -1,57 +1,221 @@
-"""The loss against torch's own, forward and gradient."""
+"""The loss against torch's own in float64, forward and gradient."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from mtkit.training.loss import smoothed_cross_entropy
+from mtkit.data.loader import collate, pack
+from mtkit.data.packing import PackedShape
+from mtkit.data.tokenizer import PAD_ID
+from mtkit.model.config import ModelConfig
+from mtkit.model.transformer import Transformer
+from mtkit.training import loss as module
+from mtkit.training.loss import Objective, smoothed_cross_entropy
+
+N, D, V, R = 40, 12, 23, 32
+
+
+def inputs(*, scale: float = 2.0, dtype: torch.dtype = torch.float32, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden_ND, weight_RD with rows that pad the vocabulary, and target_N without padding."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden_ND = (torch.randn(N, D, generator=generator) * scale).to(dtype).requires_grad_()
+    weight_RD = torch.randn(R, D, generator=generator)
+    weight_RD[V:] = 0.0
+    return hidden_ND, weight_RD.requires_grad_(), torch.randint(PAD_ID + 1, V, (N,), generator=generator)
+
+
+def exact(hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss, negative log-likelihood and the loss's gradients of hidden and weight, by torch in float64."""
+    hidden, weight = (x.detach().double().requires_grad_() for x in (hidden_ND, weight_RD))
+    logits_NV = hidden @ weight[:V].T
+    loss, nll = (
+        functional.cross_entropy(logits_NV, target_N, label_smoothing=epsilon, reduction="sum", ignore_index=PAD_ID)
+        for epsilon in (label_smoothing, 0.0)
+    )
+    return (loss.detach(), nll.detach(), *torch.autograd.grad(loss, (hidden, weight)))  # type: ignore[return-value]
+
+
+def ours(hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, *, label_smoothing: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    loss, nll = smoothed_cross_entropy(hidden_ND, weight_RD, target_N, vocab_size=V, label_smoothing=label_smoothing)
+    return (loss.detach(), nll, *torch.autograd.grad(loss, (hidden_ND, weight_RD)))  # type: ignore[return-value]
+
+
+def assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], *, relative: float) -> None:
+    """Each tensor differs by no more than this share of its greatest value."""
+    for ours, exactly in zip(found, expected, strict=True):
+        assert ours.isfinite().all()
+        assert (ours.double() - exactly).abs().max() <= relative * exactly.abs().max()
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.7])
-def test_equals_torch_forward_and_gradient(label_smoothing: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits_NV = (torch.randn(40, 23, generator=generator) * 4).requires_grad_()
-    target_N = torch.randint(0, 23, (40,), generator=generator)
-    loss, nll = smoothed_cross_entropy(logits_NV, target_N, label_smoothing=label_smoothing)
-    (loss * 0.3).backward()
-    ours, logits_NV.grad = logits_NV.grad, None
-    expected = functional.cross_entropy(logits_NV, target_N, label_smoothing=label_smoothing, reduction="sum")
-    (expected * 0.3).backward()
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(nll, functional.cross_entropy(logits_NV, target_N, reduction="sum").detach(), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(ours, logits_NV.grad, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("chunk", [7, 20, N, 512])
+def test_equals_torch_in_float64(chunk: int, label_smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", chunk)
+    hidden_ND, weight_RD, target_N = inputs()
+    found = ours(hidden_ND, weight_RD, target_N, label_smoothing=label_smoothing)
+    assert_close(found, exact(hidden_ND, weight_RD, target_N, label_smoothing=label_smoothing), relative=1e-6)
+    assert not found[1].requires_grad
 
 
-def test_gradcheck_against_finite_differences() -> None:
-    logits_NV = torch.randn(3, 5, dtype=torch.float32, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    target_N = torch.tensor([0, 4, 2])
-    loss, _ = smoothed_cross_entropy(logits_NV, target_N, label_smoothing=0.2)
-    loss.backward()
-    assert logits_NV.grad is not None
+@pytest.mark.parametrize(("num_tokens", "sizes"), [(40, [14, 14, 12]), (15, [15]), (16, [8, 8]), (1, [1])])
+def test_chunks_are_about_equal_and_no_larger_than_the_limit(num_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", 15)
+    seen: list[int] = []
+    real = module._softmax_and_logsumexp
+
+    def spy(z_KR: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(len(z_KR))
+        return real(z_KR)
+
+    monkeypatch.setattr(module, "_softmax_and_logsumexp", spy)
+    hidden_ND, weight_RD, target_N = inputs()
+    smoothed_cross_entropy(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], vocab_size=V, label_smoothing=0.1)
+    assert seen == sizes
+
+
+def test_gradient_against_finite_differences() -> None:
+    hidden_ND, weight_RD, target_N = inputs(scale=0.5)
+    _, _, hidden_grad, weight_grad = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.2)
     step = 1e-2
-    for row in range(3):
-        for column in range(5):
-            shift = torch.zeros(3, 5)
-            shift[row, column] = step
-            upper, _ = smoothed_cross_entropy(logits_NV.detach() + shift, target_N, label_smoothing=0.2)
-            lower, _ = smoothed_cross_entropy(logits_NV.detach() - shift, target_N, label_smoothing=0.2)
-            assert ((upper - lower) / (2 * step)).item() == pytest.approx(logits_NV.grad[row, column].item(), abs=2e-3)
+    for row, column in ((0, 3), (7, 0), (22, 11)):
+        for tensor, gradient in ((hidden_ND, hidden_grad), (weight_RD, weight_grad)):
+            around = []
+            for sign in (1.0, -1.0):
+                moved = tensor.detach().clone()
+                moved[row, column] += sign * step
+                pair = (moved, weight_RD) if tensor is hidden_ND else (hidden_ND, moved)
+                around.append(float(smoothed_cross_entropy(*pair, target_N, vocab_size=V, label_smoothing=0.2)[0].detach()))
+            assert (around[0] - around[1]) / (2 * step) == pytest.approx(float(gradient[row, column]), abs=2e-2)
 
 
-def test_half_precision_logits_are_summed_in_fp32() -> None:
-    logits_NV = torch.randn(64, 1000, generator=torch.Generator().manual_seed(3)).bfloat16()
-    target_N = torch.arange(64)
-    loss, _ = smoothed_cross_entropy(logits_NV, target_N, label_smoothing=0.1)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(
-        loss, functional.cross_entropy(logits_NV.float(), target_N, label_smoothing=0.1, reduction="sum"), rtol=1e-5, atol=1e-3
-    )
+def test_rows_that_pad_the_vocabulary_take_no_part() -> None:
+    hidden_ND, weight_RD, target_N = inputs()
+    expected = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    assert (expected[3][V:] == 0).all()
+    assert (expected[3][:V].abs().amax(1) > 0).all()
+    with torch.no_grad():
+        weight_RD[V:] = 3.0
+    found = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    for tensor, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(tensor, same, rtol=0, atol=0)
 
 
-def test_huge_logits_stay_finite() -> None:
-    logits_NV = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
-    loss, _ = smoothed_cross_entropy(logits_NV, torch.tensor([2]), label_smoothing=0.0)
-    loss.backward()
-    assert loss.item() == 2e4
-    assert logits_NV.grad is not None
-    assert torch.isfinite(logits_NV.grad).all()
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_padding_counts_for_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", chunk)
+    hidden_ND, weight_RD, target_N = inputs()
+    target_N[torch.arange(N) % 3 == 0] = PAD_ID
+    target_N[-9:] = PAD_ID  # a chunk without any token
+    found = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    assert_close(found, exact(hidden_ND, weight_RD, target_N, label_smoothing=0.1), relative=1e-6)
+    assert (found[2][target_N == PAD_ID] == 0).all()
+
+
+def test_only_padding_is_nothing() -> None:
+    hidden_ND, weight_RD, target_N = inputs()
+    found = ours(hidden_ND, weight_RD, torch.full_like(target_N, PAD_ID), label_smoothing=0.1)
+    assert all((tensor == 0).all() for tensor in found)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_very_large_logits_stay_finite_and_right(label_smoothing: float) -> None:
+    hidden_ND, weight_RD, target_N = inputs(scale=1e4)
+    found = ours(hidden_ND, weight_RD, target_N, label_smoothing=label_smoothing)
+    assert_close(found, exact(hidden_ND, weight_RD, target_N, label_smoothing=label_smoothing), relative=1e-5)
+
+
+def test_a_certain_prediction_has_no_loss() -> None:
+    weight_RD = torch.eye(8)
+    hidden_ND = (1e4 * weight_RD[1:3]).requires_grad_()
+    loss, nll = smoothed_cross_entropy(hidden_ND, weight_RD, torch.tensor([1, 2]), vocab_size=8, label_smoothing=0.0)
+    torch.autograd.backward(loss)
+    assert (float(loss.detach()), float(nll)) == (0.0, 0.0)
+    assert hidden_ND.grad is not None
+    assert (hidden_ND.grad == 0).all()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_made_where_none_is_wanted(context: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden_ND, weight_RD, target_N = inputs()
+    expected = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    monkeypatch.setattr(module, "_add_product", lambda *_: pytest.fail("made a gradient"))
+    with context():
+        loss, nll = smoothed_cross_entropy(hidden_ND, weight_RD, target_N, vocab_size=V, label_smoothing=0.1)
+    assert torch.equal(loss, expected[0])
+    assert torch.equal(nll, expected[1])
+
+
+BF16 = 2.0**-8
+"""Half of the distance from 1 to the next number, relative."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_autocast_rounds_products_and_sums_in_float32(chunk: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", chunk)
+    hidden_ND, weight_RD, target_N = inputs(dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, nll = smoothed_cross_entropy(hidden_ND, weight_RD, target_N, vocab_size=V, label_smoothing=0.1)
+    hidden_grad, weight_grad = torch.autograd.grad(loss, (hidden_ND, weight_RD))
+    assert (loss.dtype, nll.dtype, hidden_grad.dtype, weight_grad.dtype) == (torch.float32, torch.float32, dtype, torch.float32)
+    expected = exact(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    assert_close((loss.detach(), nll), expected[:2], relative=BF16 / 2)
+    # Logits and their gradients are each rounded once, and so are both factors of each product.
+    assert_close((hidden_grad, weight_grad), expected[2:], relative=5 * BF16)
+
+
+@pytest.mark.parametrize("factor", [0.25, -3.0])
+def test_the_gradient_is_scaled_by_what_arrives(factor: float) -> None:
+    hidden_ND, weight_RD, target_N = inputs()
+    _, _, *once = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.1)
+    loss, _ = smoothed_cross_entropy(hidden_ND, weight_RD, target_N, vocab_size=V, label_smoothing=0.1)
+    for gradient, scaled in zip(once, torch.autograd.grad(loss * factor, (hidden_ND, weight_RD)), strict=True):
+        torch.testing.assert_close(scaled, gradient * factor)
+
+
+def test_the_gradient_accumulates_over_uses_of_a_matrix_and_over_calls() -> None:
+    _, weight_RD, target_N = inputs()
+    for _ in range(2):
+        hidden_ND = functional.embedding(target_N, weight_RD) * 0.3  # as tied matrices are used
+        loss, _ = smoothed_cross_entropy(hidden_ND, weight_RD, target_N.roll(1), vocab_size=V, label_smoothing=0.1)
+        torch.autograd.backward(loss)
+    doubled = weight_RD.detach().double().requires_grad_()
+    logits_NV = functional.embedding(target_N, doubled) * 0.3 @ doubled[:V].T
+    (expected,) = torch.autograd.grad(functional.cross_entropy(logits_NV, target_N.roll(1), label_smoothing=0.1, reduction="sum"), doubled)
+    assert weight_RD.grad is not None
+    assert_close((weight_RD.grad,), (2 * expected,), relative=1e-6)
+
+
+def objective(**values: Any) -> Objective:
+    torch.manual_seed(2)
+    config = ModelConfig(d_model=16, ffn_dim=24, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0, **values)
+    return Objective(Transformer(config, src_vocab_size=V, tgt_vocab_size=V), label_smoothing=0.1)
+
+
+SRC = [[4, 5, 6], [7], [8, 9]]
+TGT = [[10, 11], [12, 13, 14, 15], []]
+SHAPE = PackedShape(src_tokens=16, tgt_tokens=14, max_sentences=5, max_length=8)
+
+
+@pytest.mark.parametrize("tie", ["none", "three-way"])
+def test_the_objective_is_the_sum_over_real_target_tokens(tie: str) -> None:
+    both = objective(tie_embeddings=tie)
+    batch = collate(SRC, TGT)
+    logits_BTV = both.model(batch.src_BS, batch.src_mask_BS, batch.tgt_in_BT, batch.tgt_mask_BT)
+    logits_NV, target_N = logits_BTV[batch.tgt_mask_BT], batch.tgt_out_BT[batch.tgt_mask_BT]
+    assert len(target_N) == batch.num_tgt_tokens
+    expected, nll = (functional.cross_entropy(logits_NV, target_N, label_smoothing=epsilon, reduction="sum") for epsilon in (0.1, 0.0))
+    torch.autograd.backward(expected)
+    gradients = {name: parameter.grad for name, parameter in both.named_parameters()}
+    for which in (batch, pack(SRC, TGT, SHAPE)):
+        both.zero_grad()
+        loss, found_nll = both(which)
+        torch.autograd.backward(loss)
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found_nll, nll, rtol=1e-5, atol=1e-5)
+        for name, parameter in both.named_parameters():
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-5)

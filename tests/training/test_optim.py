@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.errors import ConfigError
-from mtkit.training.optim import OptimConfig, build_optimizer, learning_rate
+from mtkit.training.optim import OptimConfig, build_optimizer, learning_rate, state_shapes
 
 
 @pytest.mark.parametrize("step", [1, 10, 3999, 4000, 4001, 100_000])
@@ -68,7 +68,7 @@ def test_values_out_of_range(values: dict[str, float], message: str) -> None:
 def test_adam_by_hand() -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     config = OptimConfig()
-    optimizer = build_optimizer([weight], config)
+    optimizer = build_optimizer({weight: "w"}, config)
     mean = square = 0.0
     expected = 2.0
     for step in range(1, 5):
@@ -84,8 +84,26 @@ def test_adam_by_hand() -> None:
 
 def test_weight_decay_is_decoupled() -> None:
     weight = torch.tensor([2.0], requires_grad=True)
-    optimizer = build_optimizer([weight], OptimConfig(weight_decay=0.5))
+    optimizer = build_optimizer({weight: "w"}, OptimConfig(weight_decay=0.5))
     weight.grad = torch.tensor([0.0])
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.step()
     assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.5))
+
+
+def test_the_shapes_of_the_state() -> None:
+    names = {torch.zeros(4, 2, requires_grad=True): "encoder.w", torch.zeros(3, requires_grad=True): "b"}
+    adam = {f"{key}/b": torch.Size([3]) for key in ("exp_avg", "exp_avg_sq")} | {"step/b": torch.Size()}
+    expected = {
+        "adam": adam | {f"{key}/encoder.w": torch.Size([4, 2]) for key in ("exp_avg", "exp_avg_sq")} | {"step/encoder.w": torch.Size()},
+        "muon": adam | {"momentum_buffer/encoder.w": torch.Size([4, 2])},
+    }
+    for kind, shapes in expected.items():
+        optimizer = build_optimizer(names, OptimConfig(optimizer=kind))  # type: ignore[arg-type]
+        assert state_shapes(optimizer, names) == shapes
+        for parameter in names:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert {
+            f"{key}/{names[parameter]}": value.shape for parameter, entries in optimizer.state.items() for key, value in entries.items()
+        } == shapes

@@ -1,7 +1,9 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mtkit import config as codec
@@ -13,7 +15,7 @@ from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
 from mtkit.files import MANIFEST_NAME
 from mtkit.training import prepare
 from mtkit.training.config import TrainConfig
-from mtkit.training.prepare import open_shards, prepare_data
+from mtkit.training.prepare import open_shards, pair_order, prepare_data
 from tests.training.toy import TOY, toy_data
 
 
@@ -179,3 +181,58 @@ def test_the_description_of_the_source_is_complete(text: Path, tmp_path: Path) -
     assert source["files"].keys() == {str(text / f"{name}.{side}") for name in ("train", "dev") for side in ("en", "de")}
     assert all(len(fingerprint) == 64 for fingerprint in source["files"].values())
     assert source["languages"] == ["en", None]
+
+
+def two_corpora(text: Path) -> str:
+    """The toy text and a second corpus, its first 30 pairs; gives the config key for both."""
+    for side in ("en", "de"):
+        (text / f"more.{side}").write_text("".join(f"{line}\n" for line in (text / f"train.{side}").read_text().split("\n")[:30]))
+    return f"data.train={[str(text / name) for name in ('train.en', 'train.de', 'more.en', 'more.de')]}"
+
+
+@pytest.mark.parametrize(
+    ("override", "shares"),
+    [("data.weights=[1, 3]", (0.25, 0.75)), ("data.temperature=2", (2 / 3, 1 / 3)), ("data.temperature=1", (0.8, 0.2))],
+)
+def test_corpora_are_drawn_by_their_weights(text: Path, tmp_path: Path, override: str, shares: tuple[float, ...]) -> None:
+    key = two_corpora(text)
+    make(text, tmp_path / "run", key, override)
+    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    assert shards.corpora == (120, 30)
+    assert pair_order(config(text, key), shards) is None
+    order = pair_order(config(text, key, override), shards)
+    assert order is not None
+    pool = order.pool(0, 0)
+    assert np.mean(pool < 120) == pytest.approx(shares[0], abs=1 / 150)
+    assert len(pool) == 150
+
+
+def test_weights_that_do_not_fit_are_refused(text: Path, tmp_path: Path) -> None:
+    key = two_corpora(text)
+    with pytest.raises(ConfigError, match=r"data\.weights has 3 numbers, but data\.train is made of 2 corpora"):
+        make(text, tmp_path / "run", key, "data.weights=[1, 2, 3]")
+    assert not (tmp_path / "run" / "data").exists()
+    make(text, tmp_path / "run", key)
+    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    with pytest.raises(ConfigError, match=r"data\.weights has 1 numbers, but .*shards is made of 2 corpora"):
+        pair_order(config(text, key, "data.weights=[1]"), shards)
+    with pytest.raises(ConfigError, match=r"too little would be drawn from corpus 1 of 2: .* 0\.15 pairs in a pool"):
+        pair_order(config(text, key, "data.weights=[1, 999]"), shards)
+
+
+def test_a_corpus_of_which_nothing_is_left_is_refused(text: Path, tmp_path: Path) -> None:
+    key = two_corpora(text)
+    (text / "more.en").write_text("\n" * 30)
+    make(text, tmp_path / "run", key)
+    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    assert shards.corpora == (120, 0)
+    with pytest.raises(ConfigError, match="nothing is left of corpus 2 of 2"):
+        pair_order(config(text, key, "data.weights=[1, 1]"), shards)
+
+
+def test_text_from_a_pipe_is_refused_before_it_is_read(text: Path, tmp_path: Path) -> None:
+    os.mkfifo(text / "pipe.en")
+    with pytest.raises(UsageError, match=r"pipe\.en .*train\.de: is a pipe, which can be read only once") as caught:
+        make(text, tmp_path / "run", f"data.train={[str(text / 'pipe.en'), str(text / 'train.de')]}")
+    assert "mtkit preprocess" in (caught.value.hint or "")
+    assert not (tmp_path / "run" / "data").exists()

@@ -14,11 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtkit import config as codec
 from mtkit.checkpoint.format import parameters_by_name, read_tensors
+from mtkit.data.batching import Budget, PoolPlan, plan_pool, with_packing
+from mtkit.data.loader import Batch, PackedBatch
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World
+from mtkit.model.device import Precision
+from mtkit.model.transformer import Transformer
+from mtkit.training import step as module
+from mtkit.training.config import TrainConfig
+from mtkit.training.micro import EagerMicroStep, GraphedMicroStep
+from mtkit.training.step import UpdateBatch, Updater, update_batches
 from tests.helpers import REPOSITORY
 from tests.training import ranks
+from tests.training.toy import TOY
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +140,10 @@ def test_starting_in_the_middle_gives_the_rest(shards: ShardSet) -> None:
     assert len(rest) == len(whole) - 3
     for left, right in zip(whole[3:], rest, strict=True):
         assert left.seeds == right.seeds
-        assert all(torch.equal(a.src_BS, b.src_BS) for a, b in zip(left.micro_batches, right.micro_batches, strict=True))
+        for a, b in zip(left.micro_batches, right.micro_batches, strict=True):
+            assert isinstance(a, Batch)
+            assert isinstance(b, Batch)
+            assert torch.equal(a.src_BS, b.src_BS)
 
 
 def test_dropout_depends_on_the_micro_batch_not_on_what_was_drawn_before(shards: ShardSet) -> None:
@@ -188,3 +201,121 @@ def test_the_moving_average_by_hand(shards: ShardSet) -> None:
         updater.run(batch, lr=1e-2)
         expected = 0.75 * expected + 0.25 * parameters_by_name(updater.model)[name].numpy()
     np.testing.assert_allclose(updater.ema[name].numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed batches are computed as they would be on a GPU, but not recorded."""
+    monkeypatch.setattr(module, "GraphedMicroStep", EagerMicroStep)
+
+
+def packed_plan(shards: ShardSet) -> PoolPlan:
+    """Three micro-batches per update, the last of the pool with fewer."""
+    budget = with_packing(Budget(micro_per_update=3, tgt_tokens=40, max_tokens=60), shards.src_lengths, shards.tgt_lengths)
+    return plan_pool(shards.src_lengths, shards.tgt_lengths, budget=budget, seed=ranks.SEED, epoch=0, pool=0)
+
+
+def updates(shards: ShardSet, plan: PoolPlan) -> list[UpdateBatch]:
+    return list(update_batches(shards, plan, world=World(), seed=ranks.SEED))
+
+
+def make_updater(shards: ShardSet, *, is_packed: bool, dropout: float = 0.0, eps: float = 1e-9, **options: Any) -> Updater:
+    config = codec.from_dict(TrainConfig, TOY)
+    torch.manual_seed(ranks.SEED)
+    tokenizer = shards.tokenizer
+    model = Transformer(
+        dataclasses.replace(config.model, dropout=dropout), src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size
+    )
+    return Updater(
+        model,
+        dataclasses.replace(config.optim, eps=eps),
+        precision=Precision(name="fp32", device_type="cpu"),
+        device=torch.device("cpu"),
+        world=World(),
+        is_packed=is_packed,
+        **options,
+    )
+
+
+def test_packed_updates_equal_padded_ones_of_the_same_sentences(shards: ShardSet, eager: None) -> None:
+    plan = packed_plan(shards)
+    packed, padded = (make_updater(shards, is_packed=is_packed, eps=1e-3) for is_packed in (True, False))
+    before = {name: tensor.clone() for name, tensor in parameters_by_name(packed.model).items()}
+    batches = (updates(shards, plan), updates(shards, dataclasses.replace(plan, shape=None)))
+    assert all(isinstance(batch, PackedBatch) for batch in batches[0][0].micro_batches)
+    assert all(isinstance(batch, Batch) for batch in batches[1][0].micro_batches)
+    for left, right in list(zip(*batches, strict=True))[:3]:
+        assert len(left.micro_batches) == len(right.micro_batches) == 3
+        assert left.num_tgt_tokens == right.num_tgt_tokens
+        results = packed.run(left, lr=1e-2), padded.run(right, lr=1e-2)
+        for field in ("loss_sum", "nll_sum", "gradient_norm"):
+            assert getattr(results[0], field) == pytest.approx(getattr(results[1], field), rel=1e-5)
+    weights = parameters_by_name(packed.model)
+    close(weights, parameters_by_name(padded.model), relative=1e-5)
+    moved = torch.cat([(weights[name] - before[name]).flatten() for name in before]).norm()
+    assert moved > 0.01 * torch.cat([tensor.flatten() for tensor in before.values()]).norm(), "else nothing is compared"
+
+
+def test_packed_updates_keep_the_tensors_of_their_gradients(shards: ShardSet, eager: None) -> None:
+    updater = make_updater(shards, is_packed=True)
+    first, second, *_ = updates(shards, packed_plan(shards))
+    updater.run(first, lr=1e-2)
+    kept = {name: parameter.grad for parameter, name in updater.parameter_names.items()}
+    for gradient in kept.values():
+        assert gradient is not None
+        assert (gradient == 0).all(), "an update begins with no gradient"
+    # What the second update adds to zeros is its own gradient.
+    fresh = make_updater(shards, is_packed=False)
+    fresh.model.load_state_dict(updater.model.state_dict())
+    expected = ranks.take_gradients(fresh, second)
+    updater.accumulate(second)
+    for parameter, name in updater.parameter_names.items():
+        assert parameter.grad is kept[name], "a recorded step writes where it wrote before"
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_padded_updates_let_go_of_their_gradients(shards: ShardSet) -> None:
+    updater = make_updater(shards, is_packed=False)
+    updater.run(next(ranks.batches(shards, World(), position=0)), lr=1e-2)
+    assert all(parameter.grad is None for parameter in updater.parameter_names)
+
+
+def test_a_skipped_packed_update_leaves_no_gradient(shards: ShardSet, eager: None) -> None:
+    updater = make_updater(shards, is_packed=True)
+    first, second, *_ = updates(shards, packed_plan(shards))
+    updater.run(first, lr=0.0)
+    next(iter(updater.parameter_names)).grad.fill_(torch.inf)  # type: ignore[union-attr]
+    assert not updater.run(second, lr=1e-2).is_applied
+    assert all(parameter.grad is not None and (parameter.grad == 0).all() for parameter in updater.parameter_names)
+
+
+def test_only_packed_batches_of_one_process_are_recorded(shards: ShardSet) -> None:
+    assert type(make_updater(shards, is_packed=True)._micro_step) is GraphedMicroStep
+    assert type(make_updater(shards, is_packed=False)._micro_step) is EagerMicroStep
+
+
+@pytest.mark.parametrize(("is_packed", "compile_model", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0), (False, False, 0)])
+def test_layers_are_compiled_for_packed_batches_on_demand(
+    shards: ShardSet, monkeypatch: pytest.MonkeyPatch, is_packed: bool, compile_model: bool, expected: int
+) -> None:
+    compiled: list[Transformer] = []
+    monkeypatch.setattr(module, "compile_layers", compiled.append)
+    updater = make_updater(shards, is_packed=is_packed, compile_model=compile_model)
+    assert compiled == [updater.model] * expected
+
+
+def test_packed_and_padded_training_learn_alike(shards: ShardSet, eager: None) -> None:
+    budget = Budget(micro_per_update=1, tgt_tokens=240, max_tokens=240)
+    num_tokens = int((shards.tgt_lengths + 1).sum())
+    curves = []
+    for is_packed in (True, False):
+        updater = make_updater(shards, is_packed=is_packed, dropout=0.1)
+        chosen = with_packing(budget, shards.src_lengths, shards.tgt_lengths) if is_packed else budget
+        losses = []
+        for epoch in range(32):
+            plan = plan_pool(shards.src_lengths, shards.tgt_lengths, budget=chosen, seed=1, epoch=epoch, pool=0)
+            losses.append(sum(updater.run(batch, lr=5e-3).nll_sum for batch in updates(shards, plan)) / num_tokens)
+        curves.append(np.asarray(losses).reshape(4, 8).mean(axis=1))
+    packed, padded = curves
+    assert packed[-1] < 0.6 * packed[0], "there is something to learn"
+    np.testing.assert_allclose(packed, padded, rtol=0.05)

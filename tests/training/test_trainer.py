@@ -1,5 +1,6 @@
 """The loop: a resumed run equals a straight one bit for bit, limits and validation are kept, bad numbers never reach the weights."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,13 +20,15 @@ from mtkit.distributed import World
 from mtkit.errors import ArtefactError, DivergedError, ResourceError, StoppedError
 from mtkit.training.progress import read_metrics
 from mtkit.training.signals import StopRequest
-from mtkit.training.state import optimizer_tensors
+from mtkit.training.state import optimizer_tensors, read_state
+from mtkit.training.step import update_batches
 from mtkit.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 
 ACCUMULATING = ("batch.max_tokens=50",)
 WITH_EMA = ("training.ema_decay=0.9",)
+DRAWN = ("training.subword_alpha=0.9",)
 
 
 def fingerprint(trainer: Trainer) -> str:
@@ -58,7 +62,7 @@ def data_record(path: Path) -> list[tuple[int, int]]:
     return [(record["step"], record["tgt_tokens"]) for record in read_metrics(path / "metrics.jsonl") if record["kind"] == "train"]
 
 
-@pytest.mark.parametrize("overrides", [(), ACCUMULATING, WITH_EMA], ids=["plain", "accumulating", "ema"])
+@pytest.mark.parametrize("overrides", [(), ACCUMULATING, WITH_EMA, DRAWN], ids=["plain", "accumulating", "ema", "drawn"])
 @pytest.mark.parametrize("stop_at", [2, 6, 10])
 def test_resume_equals_the_straight_run(make_trainer: MakeTrainer, tmp_path: Path, overrides: tuple[str, ...], stop_at: int) -> None:
     # An epoch of the toy data has fewer than ten updates, so the later places are in the second epoch.
@@ -74,6 +78,34 @@ def test_resume_equals_the_straight_run(make_trainer: MakeTrainer, tmp_path: Pat
     assert data_record(tmp_path / "resumed") == data_record(tmp_path / "straight")
 
 
+def test_corpora_with_weights_are_drawn_by_them(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardSet, "corpora", (100, 20))
+    pool = make_trainer(tmp_path / "mixed", "data.weights=[1, 3]").feed.source.read(0, 0)
+    assert (len(pool), int((pool.indices < 100).sum())) == (120, 30)
+
+
+@pytest.mark.parametrize(("stop_at", "mix"), [(3, ()), (8, ()), (8, ("data.weights=[1, 1]",))])
+def test_resume_within_and_between_pools_equals_the_straight_run(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, mix: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 50)  # three pools
+    monkeypatch.setattr(ShardSet, "corpora", (100, 20))
+    common = ("checkpoint.every_steps=1", "training.log_every_steps=1", "training.max_steps=15", *mix)
+    straight = make_trainer(tmp_path / "straight", *common)
+    consume(straight)
+    places = [read_state(checkpoint.path) for checkpoint in straight.store.manager.stored()]
+    assert {(state.epoch, state.pool, state.position > 0) for state in places} > {(0, pool, inside) for pool in (1, 2) for inside in (True, False)}
+    # Stopped by a limit in the middle, then killed.
+    consume(make_trainer(tmp_path / "resumed", *common, f"training.max_steps={stop_at}"))
+    run_until(make_trainer(tmp_path / "resumed", *common), stop_at + 2)
+    resumed = make_trainer(tmp_path / "resumed", *common)
+    assert resumed.state.step == stop_at + 2
+    consume(resumed)
+    assert fingerprint(resumed) == fingerprint(straight)
+    assert resumed.state.epoch == straight.state.epoch == 1
+    assert data_record(tmp_path / "resumed") == data_record(tmp_path / "straight")
+
+
 def test_dropout_is_on_and_a_seed_changes_the_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     results = []
     for name, override in (("a", "seed=1"), ("b", "seed=2"), ("c", "model.dropout=0.0"), ("d", "seed=1")):
@@ -86,13 +118,11 @@ def test_dropout_is_on_and_a_seed_changes_the_run(make_trainer: MakeTrainer, tmp
 
 def gradients(trainer: Trainer, world: World) -> dict[str, Tensor]:
     """The gradient of the first update, summed over the given world's processes one after the other."""
-    plan = trainer._plan()
+    planned = trainer.feed.plan(0, 0)
     total: dict[str, Tensor] = {}
     for rank in range(world.size):
-        trainer.place = type(trainer.place)(
-            device=trainer.place.device, precision=trainer.place.precision, world=World(rank=rank, local_rank=rank, size=world.size)
-        )
-        trainer.updater.accumulate(next(trainer._batches(plan)))
+        share = World(rank=rank, local_rank=rank, size=world.size)
+        trainer.updater.accumulate(next(update_batches(planned.pool, planned.plan, world=share, seed=trainer.config.seed)))
         for parameter, name in trainer.updater.parameter_names.items():
             assert parameter.grad is not None
             total[name] = total.get(name, torch.zeros_like(parameter)) + parameter.grad
@@ -113,9 +143,9 @@ def test_processes_together_have_the_gradient_of_one(make_trainer: MakeTrainer, 
 def test_the_gradient_is_that_of_one_large_batch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, "batch.batch_tokens=120", "batch.max_tokens=30", "model.dropout=0.0")
     split = gradients(trainer, World())
-    plan = trainer._plan()
+    plan = trainer.feed.plan(0, 0).plan
     indices = torch.cat([torch.from_numpy(group.copy()) for group in plan.update(0)]).numpy()
-    batch = load_batch(trainer._shards, indices)
+    batch: Any = load_batch(trainer._shards, indices)
     logits_BTV = trainer.updater.model(batch.src_BS, batch.src_mask_BS, batch.tgt_in_BT, batch.tgt_mask_BT)
     loss = torch.nn.functional.cross_entropy(logits_BTV[batch.tgt_mask_BT], batch.tgt_out_BT[batch.tgt_mask_BT], label_smoothing=0.1)
     loss.backward()
@@ -143,9 +173,12 @@ def test_limits(make_trainer: MakeTrainer, tmp_path: Path, limit: str, reason: s
     assert load_model(tmp_path).model.num_parameters() == trainer.updater.model.num_parameters()
 
 
-def test_an_epoch_has_every_pair_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool_pairs", [120, 50, 7])
+def test_an_epoch_has_every_pair_once(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool_pairs: int) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", pool_pairs)
     trainer = make_trainer(tmp_path, "training.max_epochs=2", "training.max_steps=none")
     consume(trainer)
+    assert (trainer.state.epoch, trainer.state.pool, trainer.state.position) == (2, 0, 0)
     assert trainer.state.num_tgt_tokens == 2 * int((trainer._shards.tgt_lengths + 1).sum())
 
 
@@ -292,8 +325,29 @@ def test_a_skipped_update_changes_nothing(make_trainer: MakeTrainer, tmp_path: P
     assert fingerprint(trainer) == before
     assert trainer.state.step == 0
     report = json.loads((tmp_path / "diverged.json").read_text())
-    assert report["position"] == 2
+    assert (report["epoch"], report["pool"], report["position"]) == (0, 0, 2)
     assert sorted(number for batch in report["pairs"] for number in batch)
+
+
+def test_the_report_of_a_divergence_names_pairs_of_the_corpus(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 25)
+    trainer = make_trainer(tmp_path, "batch.batch_tokens=60", "batch.max_tokens=30", "training.max_skipped_in_row=8")
+    seen: list[Any] = []
+    real = trainer.updater.run
+
+    def run(batch: Any, **options: Any) -> Any:
+        seen.append(batch)
+        return dataclasses.replace(real(batch, **options), is_applied=False)
+
+    monkeypatch.setattr(trainer.updater, "run", run)
+    with pytest.raises(DivergedError, match="8 updates in a row"):
+        consume(trainer)
+    report = json.loads((tmp_path / "diverged.json").read_text())
+    assert report["pool"] > 0
+    for batch, pairs in zip(seen[-1].micro_batches, report["pairs"], strict=True):
+        expected: Any = load_batch(trainer._shards, np.array(pairs))
+        assert torch.equal(batch.src_BS, expected.src_BS)
+        assert torch.equal(batch.tgt_in_BT, expected.tgt_in_BT)
 
 
 def test_out_of_memory_says_what_to_lower(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,3 +419,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(make_trainer: MakeTrainer
     straight = make_trainer(tmp_path / "b")
     consume(straight)
     assert fingerprint(trainer) == fingerprint(straight)
+
+
+def test_segmentations_are_drawn_anew_for_each_epoch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    options = ("training.subword_alpha=0.1", "batch.batch_tokens=40", "batch.max_tokens=40")
+    trainer, plain = make_trainer(tmp_path / "drawn", *options), make_trainer(tmp_path / "plain")
+    tokenizer = trainer.store._shards.tokenizer
+    found = []
+    for epoch in (0, 1):
+        planned = trainer.feed.plan(epoch, 0)
+        pool, expected = planned.pool, plain.feed.plan(epoch, 0).pool
+        np.testing.assert_array_equal(pool.indices, expected.indices)
+        rows = range(len(pool))
+        drawn, stored = ([pairs.tgt(row).tolist() for row in rows] for pairs in (pool, expected))
+        assert tokenizer.decode(drawn, "tgt") == tokenizer.decode(stored, "tgt")
+        assert len(pool.src_ids) > len(expected.src_ids)
+        for group in (group for number in range(planned.plan.num_updates) for group in planned.plan.update(number)):
+            assert len(group) * (int(pool.src_lengths[group].max()) + 1) <= 40, "batches are planned by the lengths that were drawn"
+        found.append({int(index): pool.src(row).tolist() for row, index in enumerate(pool.indices)})
+    assert found[0] != found[1]

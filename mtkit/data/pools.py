@@ -1,0 +1,121 @@
+"""The pairs of one pool in memory. Training reads its data pool by pool: indices -> `Pool` -> plan of its batches (`batching.py`)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.data.order import EpochOrder, Order
+from mtkit.data.shards import ShardSet
+from mtkit.data.token_file import Ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Sentence pairs as flat arrays, numbered from 0 within the pool.
+
+    Attributes:
+        epoch: It belongs to, from 0.
+        number: Of the pool in its epoch, from 0.
+        is_last: Whether the epoch ends with it.
+        indices: Number of each pair in the corpus, (N,) int64.
+        src_ids: The source ids of all pairs, one after the other, without EOS.
+        src_offsets: (N + 1,) int64: the source of pair i is src_ids[src_offsets[i]:src_offsets[i + 1]].
+        tgt_ids: The same of the targets.
+        tgt_offsets: The same of the targets.
+    """
+
+    epoch: int
+    number: int
+    is_last: bool
+    indices: NDArray[np.int64]
+    src_ids: Ids
+    src_offsets: NDArray[np.int64]
+    tgt_ids: Ids
+    tgt_offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.indices)
+
+    def src(self, index: int) -> Ids:
+        """Source ids of a pair, without EOS."""
+        return self.src_ids[self.src_offsets[index] : self.src_offsets[index + 1]]
+
+    def tgt(self, index: int) -> Ids:
+        """Target ids of a pair, without EOS."""
+        return self.tgt_ids[self.tgt_offsets[index] : self.tgt_offsets[index + 1]]
+
+    @cached_property
+    def src_lengths(self) -> NDArray[np.int32]:
+        """Source tokens of each pair, without EOS, (N,)."""
+        return np.diff(self.src_offsets).astype(np.int32)
+
+    @cached_property
+    def tgt_lengths(self) -> NDArray[np.int32]:
+        """Target tokens of each pair, without EOS, (N,)."""
+        return np.diff(self.tgt_offsets).astype(np.int32)
+
+
+class PoolSource(Protocol):
+    """Where pools come from. What it gives is a pure function of (epoch, number)."""
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of an epoch."""
+
+    @property
+    def num_pools(self) -> int:
+        """Pools of an epoch."""
+
+    def read(self, epoch: int, number: int) -> Pool:
+        """Read a pool into memory."""
+
+
+class ShardPools:
+    """The pools of a shard set.
+
+    Args:
+        shards: The data.
+        seed: Of the run.
+        order: Which pairs are in which pool; None = every pair once per epoch.
+    """
+
+    def __init__(self, shards: ShardSet, *, seed: int, order: Order | None = None) -> None:
+        self._shards = shards
+        self._order = order or EpochOrder(num_pairs=shards.num_pairs, seed=seed)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of an epoch."""
+        return self._order.num_pairs
+
+    @property
+    def num_pools(self) -> int:
+        """Pools of an epoch."""
+        return self._order.num_pools
+
+    def read(self, epoch: int, number: int) -> Pool:
+        """Read a pool into memory.
+
+        Args:
+            epoch: From 0.
+            number: Of the pool in the epoch, from 0.
+
+        Raises:
+            ArtefactError: A shard is damaged.
+        """
+        indices = self._order.pool(epoch, number)
+        (src_ids, src_offsets), (tgt_ids, tgt_offsets) = self._shards.gather(indices)
+        return Pool(
+            epoch=epoch,
+            number=number,
+            is_last=number + 1 == self.num_pools,
+            indices=indices,
+            src_ids=src_ids,
+            src_offsets=src_offsets,
+            tgt_ids=tgt_ids,
+            tgt_offsets=tgt_offsets,
+        )

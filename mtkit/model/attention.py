@@ -1,0 +1,153 @@
+"""Scaled dot-product attention over sentences that lie in a batch in one of two layouts: padded to one length, or packed one after the other.
+
+The layers of the model do not know which; they hand queries, keys and values to an `Attention`.
+
+Shapes: B sentences, T queries, S keys, N packed queries of all sentences, M packed keys, D = d_model, H heads, C = D / H. A mask is boolean, True
+where a query may attend to a key, and broadcasts to BHTS.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mtkit.data.loader import Packing
+from mtkit.model.dropout import dropout
+
+MATMUL_MAX_SCORES = 256 * 256
+"""Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
+
+
+class Attention(Protocol):
+    """Which keys each query of a batch attends to."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+        """softmax(Q·Kᵀ / sqrt(C))·V in each head, side by side, in the shape of q.
+
+        Args:
+            q: Queries, all heads side by side.
+            k: Keys.
+            v: Values.
+            num_heads: H.
+            dropout_rate: Probability of dropping an attention weight.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAttention:
+    """Attention in sentences padded to one length: q_BTD, k_BSD and v_BSD.
+
+    Attributes:
+        mask: Boolean, broadcasts to BHTS.
+    """
+
+    mask: Tensor
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+        """See `Attention`."""
+        return attend(q, k, v, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAttention:
+    """Attention in packed sentences: q_ND, k_MD and v_MD; a query attends to the keys of its own sentence.
+
+    On a GPU in half precision it is torch's kernel for sequences of various lengths, which has no dropout of weights; elsewhere sentences are padded
+    on the way, with the same result.
+
+    Attributes:
+        queries: Where the sentences of the queries lie.
+        keys: Where those of the keys lie; the same number.
+        is_causal: Whether a query attends to no later position than its own.
+        kernel: What `varlen_kernel` gave, or None.
+    """
+
+    queries: Packing
+    keys: Packing
+    is_causal: bool
+    kernel: Callable[..., Tensor] | None = None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+        """See `Attention`."""
+        if self.kernel is None or q.dtype == torch.float32 or dropout_rate > 0.0:
+            return self._by_padding(q, k, v, num_heads=num_heads, dropout_rate=dropout_rate)
+        q_NHC, k_MHC, v_MHC = (x.unflatten(-1, (num_heads, -1)) for x in (q, k, v))
+        starts, lengths = (self.queries.starts, self.keys.starts), (self.queries.max_length, self.keys.max_length)
+        return self.kernel(q_NHC, k_MHC, v_MHC, *starts, *lengths, is_causal=self.is_causal).flatten(-2)
+
+    def _by_padding(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float) -> Tensor:
+        q_index_BT, q_mask_BT = _padded_index(self.queries)
+        k_index_BS, k_mask_BS = _padded_index(self.keys)
+        mask = k_mask_BS[:, None, None, :]
+        if self.is_causal:
+            mask = mask & torch.ones(q_index_BT.shape[1], k_index_BS.shape[1], dtype=torch.bool, device=q.device).tril()
+        out_BTD = attend(q[q_index_BT], k[k_index_BS], v[k_index_BS], mask=mask, num_heads=num_heads, dropout_rate=dropout_rate)
+        return out_BTD[q_mask_BT]
+
+
+@functools.cache
+def varlen_kernel(device_type: str) -> Callable[..., Tensor] | None:
+    """torch's attention over sequences of various lengths, with an argument `is_causal`; None where there is none.
+
+    Its module alone takes 75 MB of memory, so it is imported where it is used.
+    """
+    if device_type != "cuda":
+        return None
+    from torch.nn.attention import varlen
+
+    if "is_causal" in inspect.signature(varlen.varlen_attn).parameters:  # torch 2.10
+        return cast(Callable[..., Tensor], varlen.varlen_attn)
+
+    def attend_varlen(*args: Any, is_causal: bool) -> Tensor:
+        out_NHC = varlen.varlen_attn(*args, window_size=(-1, 0) if is_causal else (-1, -1))
+        return cast(Tensor, out_NHC)
+
+    return attend_varlen
+
+
+def _padded_index(packing: Packing) -> tuple[Tensor, Tensor]:
+    """For each place of the padded layout the packed position that goes there, and whether it is a token: int64 and bool [B, longest]."""
+    starts = packing.starts.long()
+    lengths = starts.diff()
+    columns = torch.arange(int(lengths.max()), device=starts.device)
+    mask_BT = columns < lengths[:, None]
+    return torch.where(mask_BT, starts[:-1, None] + columns, 0), mask_BT
+
+
+def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+    """Scaled dot-product attention in several heads (sections 3.2.1 and 3.2.2): softmax(Q·Kᵀ / sqrt(C))·V in each, side by side in out_BTD.
+
+    Softmax is computed in fp32 at least. A query that may attend to nothing gets finite numbers that mean nothing.
+
+    Args:
+        q_BTD: Queries, all heads side by side.
+        k_BSD: Keys.
+        v_BSD: Values.
+        mask: Boolean, broadcasts to BHTS; None = attend to everything.
+        num_heads: H.
+        dropout_rate: Probability of dropping an attention weight.
+    """
+    q_BHTC, k_BHSC, v_BHSC = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q_BTD, k_BSD, v_BSD))
+    # On CPUs, backward through torch's fused attention is slow for sentences: in bf16, at 128 x 18 tokens, five to nine times as slow as this.
+    is_short = q_BHTC.shape[2] * k_BHSC.shape[2] <= MATMUL_MAX_SCORES
+    if mask is not None and q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short:
+        out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
+    else:
+        out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)
+    return out_BHTC.transpose(1, 2).flatten(2)
+
+
+def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:
+    scores_BHTS = torch.matmul(q_BHTC, k_BHSC.transpose(-2, -1))
+    # The lowest finite number instead of -inf: the weight is exactly 0 all the same, and a row without any True stays free of NaN.
+    # One pass masks, scales, and takes half precision to fp32.
+    bias_dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
+    bias = torch.zeros(mask.shape, dtype=bias_dtype, device=mask.device).masked_fill_(~mask, torch.finfo(bias_dtype).min)
+    weights_BHTS = torch.softmax(torch.add(bias, scores_BHTS, alpha=1.0 / math.sqrt(q_BHTC.shape[-1])), dim=-1).to(v_BHSC.dtype)
+    return torch.matmul(dropout(weights_BHTS, dropout_rate, training=True), v_BHSC)

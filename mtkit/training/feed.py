@@ -1,0 +1,122 @@
+"""The updates of a run, from any place on, computed ahead of their use.
+
+Two threads do it: one reads and plans the next pool while the other makes tensors of this one, so that there is no wait between pools.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtkit.data.batching import Budget, PoolPlan, plan_pool
+from mtkit.data.loader import Prefetcher
+from mtkit.data.pools import Pool, PoolSource
+from mtkit.distributed import World
+from mtkit.training.step import UpdateBatch, update_batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedPool:
+    """A pool in memory and its batches."""
+
+    pool: Pool
+    plan: PoolPlan
+
+    @property
+    def following(self) -> tuple[int, int]:
+        """Epoch and number of the pool after it."""
+        return (self.pool.epoch + 1, 0) if self.pool.is_last else (self.pool.epoch, self.pool.number + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedBatch:
+    """What one process computes for one update, and where the update is in the run.
+
+    Attributes:
+        batch: This process's share.
+        planned: The pool.
+        position: Of the update in the pool, from 0.
+    """
+
+    batch: UpdateBatch
+    planned: PlannedPool
+    position: int
+
+    @property
+    def following(self) -> tuple[int, int, int]:
+        """Epoch, pool and position of the update after it."""
+        if self.position + 1 < self.planned.plan.num_updates:
+            return self.planned.pool.epoch, self.planned.pool.number, self.position + 1
+        return *self.planned.following, 0
+
+    def pair_numbers(self) -> list[list[int]]:
+        """Numbers, in the corpus, of the pairs of each micro-batch, over all processes."""
+        return [self.planned.pool.indices[group].tolist() for group in self.planned.plan.update(self.position)]
+
+
+class Feed:
+    """Gives a process its share of every update; a pure function of the arguments and of the place.
+
+    Args:
+        source: The training data.
+        budget: Size of a micro-batch.
+        seed: Of the run.
+        world: This process among all.
+    """
+
+    def __init__(self, source: PoolSource, *, budget: Budget, seed: int, world: World) -> None:
+        self.source = source
+        self.budget = budget
+        self._seed = seed
+        self._world = world
+
+    def plan(self, epoch: int, pool: int) -> PlannedPool:
+        """Read a pool and plan its batches.
+
+        Args:
+            epoch: From 0.
+            pool: Its number in the epoch, from 0.
+
+        Raises:
+            ArtefactError: The data is damaged.
+            DataError: No pair fits into the budget.
+        """
+        pairs = self.source.read(epoch, pool)
+        plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=self.budget, seed=self._seed, epoch=epoch, pool=pool)
+        return PlannedPool(pool=pairs, plan=plan)
+
+    def updates_per_epoch(self, planned: PlannedPool) -> int:
+        """Updates of an epoch: exact where an epoch is one pool, else estimated from the given pool by its share of the pairs."""
+        if self.source.num_pools == 1:
+            return planned.plan.num_updates
+        return round(planned.plan.num_updates * self.source.num_pairs / len(planned.pool))
+
+    def batches(self, pools: Iterator[PlannedPool], *, position: int = 0) -> Iterator[PlacedBatch]:
+        """This process's share of the updates of some pools, one pool after the other.
+
+        Args:
+            pools: In order.
+            position: The update of the first pool to begin with.
+        """
+        for planned in pools:
+            shares = update_batches(planned.pool, planned.plan, world=self._world, seed=self._seed, position=position)
+            for number, batch in enumerate(shares, start=position):
+                yield PlacedBatch(batch=batch, planned=planned, position=number)
+            position = 0
+
+    @contextlib.contextmanager
+    def prefetch(self, planned: PlannedPool, *, position: int) -> Iterator[Iterator[PlacedBatch]]:
+        """The updates from a place on, epoch after epoch without end; the threads end with the `with` block.
+
+        Args:
+            planned: The pool to begin with.
+            position: The update of it to begin with.
+        """
+        with Prefetcher(self._pools_from(planned), depth=1) as pools:
+            del planned  # a pool is freed when it is used up
+            with Prefetcher(self.batches(pools, position=position)) as batches:
+                yield batches
+
+    def _pools_from(self, planned: PlannedPool) -> Iterator[PlannedPool]:
+        while True:
+            yield planned
+            planned = self.plan(*planned.following)

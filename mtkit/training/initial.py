@@ -1,0 +1,97 @@
+"""What a run begins with where it does not begin from random weights: those of another model, for fine-tuning."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mtkit import config as codec
+from mtkit.checkpoint.format import (
+    ModelDescription,
+    copy_parameters,
+    find_model,
+    read_description,
+    read_model_tensors,
+    require_fitting_tokenizer,
+)
+from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError, ConfigError
+from mtkit.files import verify_directory
+from mtkit.training.config import TrainConfig
+from mtkit.training.state import OPTIMIZER_NAME, restore_optimizer
+from mtkit.training.step import Updater
+
+MAY_DIFFER = ("dropout", "attention_dropout", "activation_dropout")
+"""Keys of a model's config with which the same weights compute the same outside of training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitialModel:
+    """A model that a run begins with; nothing of its weights is read yet.
+
+    Attributes:
+        path: Its directory.
+        description: Its `config.json`.
+        tokenizer: What it was trained with.
+    """
+
+    path: Path
+    description: ModelDescription
+    tokenizer: Tokenizer
+
+    def require_tokenizer(self, tokenizer: Tokenizer, shards: Path) -> None:
+        """Refuse data that was encoded otherwise than the model needs it.
+
+        Raises:
+            ArtefactError: Names both fingerprints.
+        """
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise ArtefactError(
+                f"{shards}: was made with the tokenizer {tokenizer.fingerprint[:16]}, but {self.path} needs its own, "
+                f"{self.tokenizer.fingerprint[:16]}: the same ids stand for other pieces",
+                hint="Name the text itself with --train and --dev: it is then encoded with the model's tokenizer. "
+                "Or run `mtkit preprocess` again with the tokenizer that the model was trained with.",
+            )
+
+    @torch.no_grad()
+    def load_into(self, updater: Updater, *, keep_optimizer: bool) -> None:
+        """Put the model's weights into an updater; with `keep_optimizer` the state of its optimizer too.
+
+        Raises:
+            ArtefactError: A file is damaged, or the optimizer is of another kind.
+        """
+        copy_parameters(updater.model, read_model_tensors(self.path / MODEL_NAME, self.description))
+        if updater.ema is not None:
+            for name, parameter in updater.model.named_parameters():
+                updater.ema[name].copy_(parameter)
+        if keep_optimizer:
+            restore_optimizer(updater.optimizer, updater.parameter_names, self.path / OPTIMIZER_NAME)
+
+
+def open_initial(config: TrainConfig) -> InitialModel | None:
+    """The model that a config names as the beginning, or None if it names none.
+
+    Raises:
+        ArtefactError: There is no model, it is damaged, or it has no optimizer and that is to be kept.
+        ConfigError: Its architecture is another one.
+    """
+    if config.training.init_from is None:
+        return None
+    path = find_model(Path(config.training.init_from))
+    files = verify_directory(path).files
+    description = read_description(path)
+    own = codec.to_dict(description.model)
+    changes = [line for line in codec.differences(own, codec.to_dict(config.model)) if not line.startswith(MAY_DIFFER)]
+    if changes:
+        options = " ".join(f"--set model.{key}={own[key]}" for key in (line.split(":")[0] for line in changes))
+        message = "; ".join(f"model.{line}" for line in changes)
+        raise ConfigError(f"{path}: is another model than that of the config: {message}", hint=f"Take the model as it is: {options}")
+    if config.training.keep_optimizer and OPTIMIZER_NAME not in files:
+        raise ArtefactError(
+            f"{path}: holds no optimizer to be kept, for it is no checkpoint",
+            hint="Name a checkpoint of a run, such as RUN/checkpoints/step-0001000, or leave out --keep-optimizer.",
+        )
+    tokenizer = Tokenizer.read_files(path / TOKENIZER_NAME)
+    require_fitting_tokenizer(tokenizer, description, path)
+    return InitialModel(path=path, description=description, tokenizer=tokenizer)

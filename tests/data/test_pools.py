@@ -1,0 +1,66 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtkit.data.pools import ShardPools
+from mtkit.data.preprocess import PreprocessConfig, preprocess
+from mtkit.data.shards import ShardSet
+from mtkit.data.token_file import HEADER_SIZE
+from mtkit.data.tokenizer import Tokenizer
+from mtkit.errors import ArtefactError
+
+NUM_PAIRS = 25
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tokenizer: Tokenizer, make_pairs: Any, write_corpus: Any) -> Path:
+    """25 pairs in 3 shards."""
+    preprocess(
+        write_corpus(make_pairs(NUM_PAIRS)), held_out={}, tokenizer=tokenizer, output=tmp_path / "shards", config=PreprocessConfig(shard_pairs=10)
+    )
+    return tmp_path / "shards"
+
+
+@pytest.mark.parametrize(("pool_pairs", "num_pools"), [(25, 1), (24, 2), (7, 4), (1, 25)])
+def test_a_pool_holds_the_pairs_that_it_names(directory: Path, monkeypatch: pytest.MonkeyPatch, pool_pairs: int, num_pools: int) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", pool_pairs)
+    shards = ShardSet.open(directory)
+    source = ShardPools(shards, seed=3)
+    assert (source.num_pairs, source.num_pools) == (NUM_PAIRS, num_pools)
+    pools = [source.read(1, number) for number in range(num_pools)]
+    assert sorted(index for pool in pools for index in pool.indices.tolist()) == list(range(NUM_PAIRS))
+    assert [(pool.epoch, pool.number, pool.is_last) for pool in pools] == [(1, number, number == num_pools - 1) for number in range(num_pools)]
+    for pool in pools:
+        for row, index in enumerate(pool.indices.tolist()):
+            assert pool.src(row).tolist() == shards.src(index).tolist()
+            assert pool.tgt(row).tolist() == shards.tgt(index).tolist()
+        assert pool.src_lengths.tolist() == shards.src_lengths[pool.indices].tolist()
+        assert pool.tgt_lengths.tolist() == shards.tgt_lengths[pool.indices].tolist()
+        assert pool.src_lengths.dtype == np.int32
+        assert pool.src_ids.dtype == np.uint16
+        assert pool.src_offsets[-1] == len(pool.src_ids)
+
+
+def test_a_pool_is_read_again_as_it_was(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 9)
+    first, again = (ShardPools(ShardSet.open(directory), seed=3).read(2, 1) for _ in range(2))
+    assert np.array_equal(first.indices, again.indices)
+    assert np.array_equal(first.tgt_ids, again.tgt_ids)
+    assert not np.array_equal(first.indices, ShardPools(ShardSet.open(directory), seed=3).read(3, 1).indices)
+
+
+def test_a_pool_does_not_need_the_files_any_more(directory: Path) -> None:
+    pool = ShardPools(ShardSet.open(directory), seed=3).read(0, 0)
+    assert pool.src_ids.flags.owndata
+    assert pool.tgt_ids.flags.owndata
+
+
+def test_a_damaged_shard_is_named(directory: Path) -> None:
+    path = directory / "shard-00001.tgt"
+    data = bytearray(path.read_bytes())
+    data[HEADER_SIZE + 4] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtefactError, match=r"shard-00001\.tgt: the ids in bytes"):
+        ShardPools(ShardSet.open(directory), seed=3).read(0, 0)

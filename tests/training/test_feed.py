@@ -1,0 +1,153 @@
+"""The updates of a run: every pair once per epoch over all pools, the same from any place on, shared by the processes."""
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtkit.data.batching import derive_budget
+from mtkit.data.loader import Batch
+from mtkit.data.pools import Pool, ShardPools
+from mtkit.data.shards import ShardSet
+from mtkit.distributed import World
+from mtkit.errors import DataError
+from mtkit.training.feed import Feed, PlacedBatch
+
+POOL_PAIRS = 50
+
+
+@pytest.fixture(autouse=True)
+def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy corpus, 120 pairs, is three pools."""
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", POOL_PAIRS)
+
+
+@pytest.fixture(scope="module")
+def shards(toy_shards: Path) -> ShardSet:
+    return ShardSet.open(toy_shards)
+
+
+def feed_of(shards: ShardSet, *, world: World | None = None, batch_tokens: int = 120) -> Feed:
+    world = world or World()
+    budget = derive_budget(batch_tokens=batch_tokens, max_tokens=60, world_size=2)
+    return Feed(ShardPools(shards, seed=5), budget=budget, seed=5, world=world)
+
+
+def take(feed: Feed, count: int, *, start: tuple[int, int, int] = (0, 0, 0)) -> list[PlacedBatch]:
+    epoch, pool, position = start
+    with feed.prefetch(feed.plan(epoch, pool), position=position) as batches:
+        return list(itertools.islice(batches, count))
+
+
+def place(placed: PlacedBatch) -> tuple[int, int, int]:
+    return placed.planned.pool.epoch, placed.planned.pool.number, placed.position
+
+
+def num_updates(feed: Feed, epoch: int) -> int:
+    return sum(feed.plan(epoch, pool).plan.num_updates for pool in range(feed.source.num_pools))
+
+
+def padded(placed: PlacedBatch) -> list[Batch]:
+    return [batch for batch in placed.batch.micro_batches if isinstance(batch, Batch)]
+
+
+def same(left: PlacedBatch, right: PlacedBatch) -> bool:
+    pairs = zip(padded(left), padded(right), strict=True)
+    return left.batch.seeds == right.batch.seeds and all(torch.equal(a.src_BS, b.src_BS) and torch.equal(a.tgt_in_BT, b.tgt_in_BT) for a, b in pairs)
+
+
+def test_every_epoch_has_every_pair_once(shards: ShardSet) -> None:
+    feed = feed_of(shards)
+    counts = [num_updates(feed, epoch) for epoch in (0, 1)]
+    placed = take(feed, sum(counts) + 1)
+    for epoch, part in enumerate((placed[: counts[0]], placed[counts[0] : -1])):
+        assert {item.planned.pool.epoch for item in part} == {epoch}
+        assert sorted(number for item in part for group in item.pair_numbers() for number in group) == list(range(shards.num_pairs))
+    assert [place(item) for item in placed[1:]] == [item.following for item in placed[:-1]]
+    assert place(placed[-1]) == (2, 0, 0)
+    assert len({seed for item in placed for seed in item.batch.seeds}) == sum(len(item.batch.seeds) for item in placed)
+
+
+def test_the_pair_numbers_are_those_of_the_tensors(shards: ShardSet) -> None:
+    for item in take(feed_of(shards), 12):
+        for batch, numbers in zip(padded(item), item.pair_numbers(), strict=True):
+            assert len(batch.src_BS) == len(numbers)
+            for row_S, mask_S, number in zip(batch.src_BS, batch.src_mask_BS, numbers, strict=True):
+                assert row_S[mask_S][:-1].tolist() == shards.src(number).tolist()
+
+
+def test_from_any_place_on_it_is_the_same(shards: ShardSet) -> None:
+    feed = feed_of(shards)
+    whole = take(feed, num_updates(feed, 0) + 4)
+    for index, item in enumerate(whole):
+        rest = take(feed_of(shards), min(3, len(whole) - index), start=place(item))
+        assert [place(right) for right in rest] == [place(left) for left in whole[index : index + 3]]
+        assert all(same(left, right) for left, right in zip(whole[index : index + 3], rest, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_processes_share_an_update_without_overlap(shards: ShardSet, size: int) -> None:
+    feeds = [feed_of(shards, world=World(rank=rank, local_rank=rank, size=size)) for rank in range(size)]
+    count = num_updates(feeds[0], 0)
+    seen = []
+    for shares in zip(*(take(feed, count) for feed in feeds), strict=True):
+        numbers = shares[0].pair_numbers()
+        assert all((place(share), share.pair_numbers()) == (place(shares[0]), numbers) for share in shares)
+        real = [batch for share in shares for batch, weight in zip(padded(share), share.batch.weights, strict=True) if weight]
+        rows = [row_S[mask_S][:-1].tolist() for batch in real for row_S, mask_S in zip(batch.src_BS, batch.src_mask_BS, strict=True)]
+        assert sorted(rows) == sorted(shards.src(number).tolist() for group in numbers for number in group)
+        seen += [number for group in numbers for number in group]
+    assert sorted(seen) == list(range(shards.num_pairs))
+
+
+def test_the_next_pool_is_read_while_this_one_is_used(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = feed_of(shards, batch_tokens=20)
+    has_begun = threading.Event()
+    real = feed.source.read
+
+    def read(epoch: int, number: int) -> Pool:
+        if number == 1:
+            has_begun.set()
+        return real(epoch, number)
+
+    monkeypatch.setattr(feed.source, "read", read)
+    with feed.prefetch(feed.plan(0, 0), position=0) as batches:
+        assert next(batches).planned.plan.num_updates > 10, "more than one thread has ready"
+        assert has_begun.wait(timeout=10), "long before its first update is asked for"
+    assert not [thread for thread in threading.enumerate() if thread.name == "mtkit-prefetch"], "the threads end"
+
+
+def test_an_error_in_a_later_pool_is_raised_where_it_is_met(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = feed_of(shards)
+    real = feed.source.read
+
+    def read(epoch: int, number: int) -> Pool:
+        if number == 1:
+            raise DataError("the disk is gone")
+        return real(epoch, number)
+
+    monkeypatch.setattr(feed.source, "read", read)
+    planned = feed.plan(0, 0)
+    with feed.prefetch(planned, position=0) as batches:
+        for _ in range(planned.plan.num_updates):
+            next(batches)
+        with pytest.raises(DataError, match="the disk is gone"):
+            next(batches)
+
+
+@pytest.mark.parametrize("pool_pairs", [120, POOL_PAIRS])
+def test_updates_per_epoch_are_exact_for_one_pool_and_else_estimated(shards: ShardSet, monkeypatch: pytest.MonkeyPatch, pool_pairs: int) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", pool_pairs)
+    feed = feed_of(shards)
+    estimate, exact = feed.updates_per_epoch(feed.plan(0, 0)), num_updates(feed, 0)
+    assert estimate == exact if pool_pairs == 120 else abs(estimate - exact) <= 3
+
+
+def test_the_numbers_of_a_plan_are_those_of_the_pool(shards: ShardSet) -> None:
+    planned: Any = feed_of(shards).plan(0, 2)
+    assert (planned.plan.epoch, planned.plan.pool, planned.following) == (0, 2, (1, 0))
+    assert np.array_equal(np.sort(planned.plan.indices), np.arange(len(planned.pool)))
