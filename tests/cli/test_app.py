@@ -19,6 +19,7 @@ from tests.helpers import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "command_surface.txt"
 START_LIMIT_S = 0.3
+START_LIMIT_RATIO = 3.0
 SLOW_IMPORTS = ("torch", "datasets", "sacrebleu", "sentencepiece")
 
 FAILING = """
@@ -122,15 +123,17 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
 def test_it_starts_at_once(arguments: list[str]) -> None:
-    def seconds() -> float:
+    def seconds(*command: str) -> float:
         """Processor time, which other load on the machine does not lengthen as it does the time on the clock."""
-        with subprocess.Popen([sys.executable, "-m", "mtkit", *arguments], stdout=subprocess.DEVNULL, env=clean_environment()) as process:
+        with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL, env=clean_environment()) as process:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
         return usage.ru_utime + usage.ru_stime
 
-    assert min(seconds() for _ in range(5)) <= START_LIMIT_S
+    # A slow or shared machine takes longer for everything: then what counts is the time beside that of the library the command line is made of.
+    pairs = [(seconds("-m", "mtkit", *arguments), seconds("-c", "import typer")) for _ in range(5)]
+    assert min(ours for ours, _ in pairs) <= max(START_LIMIT_S, START_LIMIT_RATIO * min(typers for _, typers in pairs))
 
 
 def test_no_help_text_imports_anything_slow() -> None:
