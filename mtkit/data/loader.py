@@ -159,7 +159,9 @@ def pack(src: Sequence[Sequence[int] | NDArray[Any]], tgt: Sequence[Sequence[int
     bos, eos = (np.asarray([id_], dtype=np.int64) for id_ in (BOS_ID, EOS_ID))
     src_M, src_packing = side([np.concatenate((row, eos)) for row in src], shape.src_tokens)
     tgt_in_N, tgt_packing = side([np.concatenate((bos, row)) for row in tgt], shape.tgt_tokens)
-    tgt_out_N, _ = side([np.concatenate((row, eos)) for row in tgt], shape.tgt_tokens)
+    tgt_out_N = torch.full_like(tgt_in_N, PAD_ID)
+    tgt_out_N[:-1] = tgt_in_N[1:]
+    tgt_out_N[tgt_packing.starts[1 : len(tgt) + 1].long() - 1] = EOS_ID
     return PackedBatch(
         src_M=src_M,
         src=src_packing,

@@ -17,8 +17,7 @@ set -u
 
 data=${1:?usage: device.sh DATA OUT} out=${2:?usage: device.sh DATA OUT}
 MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} PRESETS=${PRESETS-base big tiny} UPDATES=${UPDATES:-20}
-recipe_steps=$(sed -n 's/^max_steps = //p' "$(dirname "$0")/../multi30k/config.toml") STEPS=${STEPS:-}
-STEPS=${STEPS:-$recipe_steps}
+STEPS=${STEPS:-$(sed -n 's/^max_steps = //p' "$(dirname "$0")/../multi30k/config.toml")}
 recipe=$(cd "$(dirname "$0")/../multi30k" && pwd)
 root=$(cd "$recipe/../.." && pwd)
 mkdir -p "$out"
