@@ -10,8 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from mtkit.errors import MTKitError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRACE_S = 15.0
 """Seconds that the other ranks have after one has failed: they may be saving, or ending for the same reason."""
@@ -98,11 +102,18 @@ def all_reduce_sums(values: Sequence[float], world: World, device: object = "cpu
     if world.size == 1:
         return list(values)
     import torch
-    import torch.distributed as dist
 
     tensor = torch.tensor(values, dtype=torch.float64, device=device)  # type: ignore[arg-type]
-    dist.all_reduce(tensor)
+    all_reduce_tensor(tensor, world)
     return [float(value) for value in tensor.tolist()]
+
+
+def all_reduce_tensor(tensor: "Tensor", world: World) -> None:
+    """Sum a tensor over all processes, in place; where there is one process nothing is done, and nothing waited for."""
+    if world.size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
 
 
 def all_gather_lines(lines: Sequence[str], world: World, device: object = "cpu") -> list[list[str]]:

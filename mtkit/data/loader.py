@@ -57,11 +57,11 @@ class Batch:
         if device.type == "cpu":
             return self
         return type(self)(
-            src_BS=_move(self.src_BS, device),
-            src_mask_BS=_move(self.src_mask_BS, device),
-            tgt_in_BT=_move(self.tgt_in_BT, device),
-            tgt_out_BT=_move(self.tgt_out_BT, device),
-            tgt_mask_BT=_move(self.tgt_mask_BT, device),
+            src_BS=move(self.src_BS, device),
+            src_mask_BS=move(self.src_mask_BS, device),
+            tgt_in_BT=move(self.tgt_in_BT, device),
+            tgt_out_BT=move(self.tgt_out_BT, device),
+            tgt_mask_BT=move(self.tgt_mask_BT, device),
             num_tgt_tokens=self.num_tgt_tokens,
             num_src_tokens=self.num_src_tokens,
         )
@@ -130,14 +130,14 @@ class PackedBatch:
         if device.type == "cpu":
             return self
         src, tgt = (
-            Packing(starts=_move(side.starts, device), positions_N=_move(side.positions_N, device), max_length=side.max_length)
+            Packing(starts=move(side.starts, device), positions_N=move(side.positions_N, device), max_length=side.max_length)
             for side in (self.src, self.tgt)
         )
         return type(self)(
-            src_M=_move(self.src_M, device),
+            src_M=move(self.src_M, device),
             src=src,
-            tgt_in_N=_move(self.tgt_in_N, device),
-            tgt_out_N=_move(self.tgt_out_N, device),
+            tgt_in_N=move(self.tgt_in_N, device),
+            tgt_out_N=move(self.tgt_out_N, device),
             tgt=tgt,
             num_tgt_tokens=self.num_tgt_tokens,
             num_src_tokens=self.num_src_tokens,
@@ -151,26 +151,30 @@ class PackedBatch:
 def pack(src: Sequence[Sequence[int] | NDArray[Any]], tgt: Sequence[Sequence[int] | NDArray[Any]], shape: PackedShape) -> PackedBatch:
     """Make a packed batch of token ids given without BOS and EOS, one sequence per sentence and side."""
 
-    def side(rows: list[NDArray[np.int64]], tokens: int) -> tuple[Tensor, Packing]:
-        ids, positions, starts = pack_side(rows, tokens=tokens, num_slots=shape.num_slots, max_length=shape.max_length, pad=PAD_ID)
-        packing = Packing(starts=torch.from_numpy(starts), positions_N=torch.from_numpy(positions), max_length=shape.max_length)
-        return torch.from_numpy(ids), packing
+    def side(ids: NDArray[np.int64], lengths: NDArray[np.int64], tokens: int) -> tuple[Tensor, Packing]:
+        packed, positions, starts = pack_side(ids, lengths + 1, tokens=tokens, num_slots=shape.num_slots, max_length=shape.max_length, pad=PAD_ID)
+        return torch.from_numpy(packed), Packing(torch.from_numpy(starts), torch.from_numpy(positions), shape.max_length)
 
-    bos, eos = (np.asarray([id_], dtype=np.int64) for id_ in (BOS_ID, EOS_ID))
-    src_M, src_packing = side([np.concatenate((row, eos)) for row in src], shape.src_tokens)
-    tgt_in_N, tgt_packing = side([np.concatenate((bos, row)) for row in tgt], shape.tgt_tokens)
+    (src_ids, src_lengths), (tgt_ids, tgt_lengths) = _flat(src), _flat(tgt)
+    src_ends, tgt_ends = np.cumsum(src_lengths), np.cumsum(tgt_lengths)
+    src_M, src_packing = side(np.insert(src_ids, src_ends, EOS_ID), src_lengths, shape.src_tokens)
+    tgt_in_N, tgt_packing = side(np.insert(tgt_ids, tgt_ends - tgt_lengths, BOS_ID), tgt_lengths, shape.tgt_tokens)
     tgt_out_N = torch.full_like(tgt_in_N, PAD_ID)
-    tgt_out_N[:-1] = tgt_in_N[1:]
-    tgt_out_N[tgt_packing.starts[1 : len(tgt) + 1].long() - 1] = EOS_ID
+    tgt_out_N[: len(tgt_ids) + len(tgt)] = torch.from_numpy(np.insert(tgt_ids, tgt_ends, EOS_ID))
     return PackedBatch(
         src_M=src_M,
         src=src_packing,
         tgt_in_N=tgt_in_N,
         tgt_out_N=tgt_out_N,
         tgt=tgt_packing,
-        num_tgt_tokens=sum(map(len, tgt)) + len(tgt),
-        num_src_tokens=sum(map(len, src)) + len(src),
+        num_tgt_tokens=len(tgt_ids) + len(tgt),
+        num_src_tokens=len(src_ids) + len(src),
     )
+
+
+def _flat(rows: Sequence[Sequence[int] | NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows one after the other, and the length of each."""
+    return np.concatenate(rows, dtype=np.int64, casting="unsafe"), np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
 
 
 def load_batch(pairs: Pairs, indices: NDArray[np.int64], shape: PackedShape | None = None) -> Batch | PackedBatch:
@@ -241,5 +245,6 @@ def _pad(rows: Sequence[Sequence[int] | NDArray[Any]], *, extra: int, offset: in
     return matrix, lengths
 
 
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True)
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; the copy to a GPU does not block."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -5,7 +5,6 @@ A fixed shape lets a GPU repeat one recorded sequence of kernels. What sentences
 Shapes: B sentences, M source positions, N target positions.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +98,13 @@ def _balanced(order: Indices, surplus: NDArray[np.floating[Any]]) -> Indices:
 
 
 def pack_side(
-    rows: Sequence[NDArray[Any]], *, tokens: int, num_slots: int, max_length: int, pad: int
+    ids: NDArray[np.int64], lengths: Indices, *, tokens: int, num_slots: int, max_length: int, pad: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Lay sequences one after the other.
+    """Fill up sequences that lie one after the other.
 
     Args:
-        rows: Token ids of each sentence.
+        ids: Tokens of all sentences, one after the other.
+        lengths: Tokens of each.
         tokens: Positions.
         num_slots: Sentences in the result.
         max_length: Of a sentence.
@@ -113,13 +113,13 @@ def pack_side(
     Returns:
         Ids and positions within their sentences, [tokens], and the starts of the sentences with the end, [num_slots + 1].
     """
-    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
-    used = int(lengths.sum())
-    ids = np.full(tokens, pad, dtype=np.int64)
-    ids[:used] = np.concatenate(rows)
+    used = len(ids)
+    packed = np.full(tokens, pad, dtype=np.int64)
+    packed[:used] = ids
     starts = np.full(num_slots + 1, tokens, dtype=np.int32)
-    starts[: len(rows) + 1] = np.concatenate(([0], np.cumsum(lengths)))
+    starts[0] = 0
+    starts[1 : len(lengths) + 1] = np.cumsum(lengths)
     rest = np.arange(used, tokens, max_length)
-    starts[len(rows) : len(rows) + len(rest)] = rest
+    starts[len(lengths) : len(lengths) + len(rest)] = rest
     positions = np.arange(tokens) - np.repeat(starts[:-1], np.diff(starts))
-    return ids, positions, starts
+    return packed, positions, starts

@@ -7,9 +7,9 @@ where a query may attend to a key, and broadcasts to BHTS.
 """
 
 import functools
+import importlib.util
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -54,32 +54,36 @@ class PaddedAttention:
         return attend(q, k, v, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate)
 
 
+class PackedKernel(Protocol):
+    """Attention in packed sentences on a GPU, in half precision; see `PackedAttention` for the arguments."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, queries: Packing, keys: Packing, *, num_heads: int, is_causal: bool) -> Tensor:
+        """What `Attention` returns, in the dtype of q."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
     """Attention in packed sentences: q_ND, k_MD and v_MD; a query attends to the keys of its own sentence.
 
-    On a GPU in half precision it is torch's kernel for sequences of various lengths, which has no dropout of weights; elsewhere sentences are padded
-    on the way, with the same result.
+    Without a kernel, in fp32, and with dropout of weights, sentences are padded on the way, with the same result.
 
     Attributes:
         queries: Where the sentences of the queries lie.
         keys: Where those of the keys lie; the same number.
         is_causal: Whether a query attends to no later position than its own.
-        kernel: What `varlen_kernel` gave, or None.
+        kernel: What `packed_kernel` gave, or None.
     """
 
     queries: Packing
     keys: Packing
     is_causal: bool
-    kernel: Callable[..., Tensor] | None = None
+    kernel: PackedKernel | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
         """See `Attention`."""
         if self.kernel is None or q.dtype == torch.float32 or dropout_rate > 0.0:
             return self._by_padding(q, k, v, num_heads=num_heads, dropout_rate=dropout_rate)
-        q_NHC, k_MHC, v_MHC = (x.unflatten(-1, (num_heads, -1)) for x in (q, k, v))
-        starts, lengths = (self.queries.starts, self.keys.starts), (self.queries.max_length, self.keys.max_length)
-        return self.kernel(q_NHC, k_MHC, v_MHC, *starts, *lengths, is_causal=self.is_causal).flatten(-2)
+        return self.kernel(q, k, v, self.queries, self.keys, num_heads=num_heads, is_causal=self.is_causal)
 
     def _by_padding(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float) -> Tensor:
         q_index_BT, q_mask_BT = _padded_index(self.queries)
@@ -92,21 +96,31 @@ class PackedAttention:
 
 
 @functools.cache
-def varlen_kernel(device_type: str) -> Callable[..., Tensor] | None:
-    """torch's attention over sequences of various lengths, with an argument `is_causal`; None where there is none.
+def packed_kernel(device_type: str, *, max_length: int, head_dim: int) -> PackedKernel | None:
+    """The fastest kernel for packed sentences on a device, or None where there is none. Modules are imported only where they are used.
 
-    Its module alone takes 75 MB of memory, so it is imported where it is used.
+    Args:
+        device_type: Of the tensors.
+        max_length: Tokens of the longest sentence.
+        head_dim: Channels of a head.
     """
     if device_type != "cuda":
         return None
-    from torch.nn.attention import varlen
+    if importlib.util.find_spec("triton") is not None:
+        from mtkit.model import short_attention
 
-    if "is_causal" in inspect.signature(varlen.varlen_attn).parameters:  # torch 2.10
-        return cast(Callable[..., Tensor], varlen.varlen_attn)
+        if short_attention.fits(max_length=max_length, head_dim=head_dim):
+            return short_attention.attend_short
+    from torch.nn.attention import varlen  # takes 75 MB of memory
 
-    def attend_varlen(*args: Any, is_causal: bool) -> Tensor:
-        out_NHC = varlen.varlen_attn(*args, window_size=(-1, 0) if is_causal else (-1, -1))
-        return cast(Tensor, out_NHC)
+    takes_causal = "is_causal" in inspect.signature(varlen.varlen_attn).parameters  # torch 2.10
+
+    def attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packing, keys: Packing, *, num_heads: int, is_causal: bool) -> Tensor:
+        heads = (x.unflatten(-1, (num_heads, -1)) for x in (q, k, v))
+        how: dict[str, Any] = {"is_causal": is_causal} if takes_causal else {"window_size": (-1, 0) if is_causal else (-1, -1)}
+        arguments: Any = (*heads, queries.starts, keys.starts, queries.max_length, keys.max_length)
+        out_NHC = varlen.varlen_attn(*arguments, **how)
+        return cast(Tensor, out_NHC).flatten(-2)
 
     return attend_varlen
 

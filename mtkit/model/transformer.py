@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from mtkit.data.loader import Packing
 from mtkit.errors import ConfigError
-from mtkit.model.attention import Attention, PackedAttention, PaddedAttention, varlen_kernel
+from mtkit.model.attention import Attention, PackedAttention, PaddedAttention, packed_kernel
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import ModelConfig
 from mtkit.model.dropout import dropout
@@ -209,7 +209,8 @@ class Transformer(nn.Module):
             src_M: int64 ids, each sentence closed by EOS.
             src: Where the sentences lie.
         """
-        attention = PackedAttention(src, src, is_causal=False, kernel=varlen_kernel(src_M.device.type))
+        kernel = packed_kernel(src_M.device.type, max_length=src.max_length, head_dim=self.config.head_dim)
+        attention = PackedAttention(src, src, is_causal=False, kernel=kernel)
         memory_MD: Tensor = self.encoder(self._embed_packed(src_M, self.src_weight, src), attention)
         return memory_MD
 
@@ -223,7 +224,8 @@ class Transformer(nn.Module):
             src: Where the source sentences lie.
         """
         x_ND = self._embed_packed(tgt_N, self.tgt_weight, tgt)
-        kernel = varlen_kernel(tgt_N.device.type)
+        max_length = max(src.max_length, tgt.max_length)
+        kernel = packed_kernel(tgt_N.device.type, max_length=max_length, head_dim=self.config.head_dim)
         to_self, to_src = PackedAttention(tgt, tgt, is_causal=True, kernel=kernel), PackedAttention(tgt, src, is_causal=False, kernel=kernel)
         hidden_ND: Tensor = self.decoder(x_ND, memory_MD, to_self=to_self, to_src=to_src)
         return hidden_ND

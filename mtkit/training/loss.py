@@ -60,15 +60,13 @@ def _forward(
         h_KD, y_K1, is_real_K1 = hidden_ND[start : start + chunk], target_N[start : start + chunk, None], is_real_N[start : start + chunk, None]
         z_KR = torch.mm(h_KD, weight_RD.t(), out=buffer_KR[: len(h_KD)])
         z_KR[:, vocab_size:] = -torch.inf
-        target_z_K1 = z_KR.gather(1, y_K1).float()
-        p_KR, lse_K1 = _softmax_and_logsumexp(z_KR)
-        target_log_p_K1 = target_z_K1 - lse_K1
+        is_fused = z_KR.is_cuda and z_KR.dtype != torch.float32
+        grad_KR, lse_K1, target_z_K1 = (_fused_softmax() if is_fused else _softmax_less_target)(z_KR, y_K1, epsilon)
         mean_z_K1 = (h_KD.float() @ mean_weight_D)[:, None]
         loss_sum += torch.where(is_real_K1, lse_K1 - (1.0 - epsilon) * target_z_K1 - epsilon * mean_z_K1, 0.0).sum()
-        nll_sum -= torch.where(is_real_K1, target_log_p_K1, 0.0).sum()
+        nll_sum += torch.where(is_real_K1, lse_K1 - target_z_K1, 0.0).sum()
         if not is_trained:
             continue
-        grad_KR = p_KR.scatter_(1, y_K1, (target_log_p_K1.exp() - (1.0 - epsilon)).to(p_KR.dtype))
         hidden_grad[start : start + chunk] = (torch.mm(grad_KR, weight_RD).float() - epsilon * mean_weight_D) * is_real_K1
         real_h_KD = h_KD * is_real_K1
         _add_product(weight_grad, grad_KR, real_h_KD)
@@ -92,26 +90,28 @@ def _add_product(total_RD: Tensor, grad_KR: Tensor, hidden_KD: Tensor) -> None:
         total_RD += torch.mm(grad_KR.t(), hidden_KD)
 
 
-def _softmax_and_logsumexp(z_KR: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(z) in the dtype of z, in its place where possible, and its fp32 log-sum-exp as a column."""
-    if z_KR.is_cuda and z_KR.dtype != torch.float32:
-        lse_K1 = _fused_logsumexp()(z_KR)
-        return torch.softmax(z_KR, dim=-1, out=z_KR), lse_K1
+def _softmax_less_target(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax(z), less 1 - epsilon at the target, in the dtype of z; and in fp32, as columns, log-sum-exp of z and the target's z."""
     z32_KR = z_KR.float()
-    max_K1 = z32_KR.amax(dim=-1, keepdim=True)
+    target_z_K1, max_K1 = z32_KR.gather(1, y_K1), z32_KR.amax(dim=-1, keepdim=True)
     p_KR = torch.softmax(z32_KR, dim=-1, out=z32_KR)
     # log p = z - lse, also for the largest z, whose p is at least 1 / V: this saves a second pass of exponentials.
-    return p_KR.to(z_KR.dtype), max_K1 - p_KR.amax(dim=-1, keepdim=True).log()
+    lse_K1 = max_K1 - p_KR.amax(dim=-1, keepdim=True).log()
+    return p_KR.to(z_KR.dtype).scatter_(1, y_K1, ((target_z_K1 - lse_K1).exp() - (1.0 - epsilon)).to(z_KR.dtype)), lse_K1, target_z_K1
 
 
-def _logsumexp(z_KR: Tensor) -> Tensor:
-    return torch.logsumexp(z_KR.float(), dim=-1, keepdim=True)
+def _softmax_less_target_in_one_pass(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, in operations that torch can compile into a single kernel."""
+    z32_KR = z_KR.float()
+    lse_K1 = torch.logsumexp(z32_KR, dim=-1, keepdim=True)
+    is_target_KR = torch.arange(z_KR.shape[1], device=z_KR.device) == y_K1
+    return ((z32_KR - lse_K1).exp() - (1.0 - epsilon) * is_target_KR).to(z_KR.dtype), lse_K1, z32_KR.gather(1, y_K1)
 
 
 @functools.cache
-def _fused_logsumexp() -> Callable[[Tensor], Tensor]:
-    """`_logsumexp` in one kernel that makes no fp32 copy of its argument."""
-    return torch.compile(_logsumexp, dynamic=False) if can_compile() else _logsumexp
+def _fused_softmax() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
+    """`_softmax_less_target` as a GPU does it best."""
+    return torch.compile(_softmax_less_target_in_one_pass, dynamic=False) if can_compile() else _softmax_less_target
 
 
 def smoothed_cross_entropy(

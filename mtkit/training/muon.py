@@ -50,11 +50,13 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Do one step with the gradients that are there."""
+        """Do one step with the gradients that are there, or none where `found_inf` says so, as torch's fused optimizers do."""
         assert closure is None, "the loss is computed before"
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        self._adam.found_inf = found_inf  # type: ignore[attr-defined]
         self._adam.step()
         matrices = [matrix for matrix in self._num_blocks if matrix.grad is not None]
-        if not matrices:
+        if not matrices or (found_inf is not None and found_inf.item()):
             return
         for matrix in matrices:
             if not self.state[matrix]:

@@ -96,6 +96,16 @@ def build_optimizer(parameters: Mapping[Tensor, str], config: OptimConfig) -> to
     return Muon(matrices, adam, weight_decay=config.weight_decay) if matrices else adam
 
 
+def skip_next_step(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
+    """Make the next step of an optimizer of `build_optimizer` change nothing if the condition is true.
+
+    Args:
+        optimizer: It.
+        condition: bool, a scalar on the device of the parameters; it is looked at there.
+    """
+    optimizer.found_inf = condition.float()  # type: ignore[attr-defined]  # what fused optimizers ask for
+
+
 def _num_blocks(parameter: Tensor, name: str) -> int:
     """Of how many matrices, one above the other, a hidden matrix is made; 0 for what is no hidden matrix.
 

@@ -6,7 +6,6 @@ number; so splitting the same sentences in another way gives the same gradient.
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.data.batching import Lengths, PoolPlan
-from mtkit.data.loader import Batch, PackedBatch, Pairs, load_batch
-from mtkit.distributed import World, all_reduce_sums
+from mtkit.data.loader import Batch, PackedBatch, Pairs, load_batch, move
+from mtkit.distributed import World, all_reduce_tensor
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.loss import Objective
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, compile_layers, without_compiled_layers
-from mtkit.training.optim import OptimConfig, build_optimizer
+from mtkit.training.optim import OptimConfig, build_optimizer, skip_next_step
 from mtkit.training.precision import LossScaler
 
 
@@ -160,19 +159,22 @@ class Updater:
         gradients = [parameter.grad for parameter in self.parameter_names if parameter.grad is not None]
         self.scaler.unscale(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        sums = all_reduce_sums([float(loss_sum), float(nll_sum), *extra], self._world, self._device)
-        gradient_norm = float(norm)
-        is_finite = math.isfinite(gradient_norm) and math.isfinite(sums[0])
-        if is_finite:
-            if self._config.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self.parameter_names, self._config.clip_norm, norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-            self._update_ema()
+        sums = torch.cat((torch.stack((loss_sum, nll_sum)).double(), move(torch.tensor(extra, dtype=torch.float64), self._device)))
+        all_reduce_tensor(sums, self._world)
+        if self._config.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameter_names, self._config.clip_norm, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        # Whether the update counts is decided where the numbers are: a GPU does not wait for us, nor we for it, before all of it is under way.
+        is_finite = norm.isfinite() & sums[0].isfinite()
+        skip_next_step(self.optimizer, ~is_finite)
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
-        self.scaler.update(is_finite=is_finite)
-        return UpdateResult(loss_sum=sums[0], nll_sum=sums[1], gradient_norm=gradient_norm, is_applied=is_finite, extra_sums=sums[2:])
+        *results, gradient_norm, is_applied = torch.cat((sums, torch.stack((norm.double(), is_finite.double())))).tolist()
+        if is_applied:
+            self._update_ema()
+        self.scaler.update(is_finite=bool(is_applied))
+        return UpdateResult(loss_sum=results[0], nll_sum=results[1], gradient_norm=gradient_norm, is_applied=bool(is_applied), extra_sums=results[2:])
 
     def accumulate(self, batch: UpdateBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward of this process's micro-batches; leaves the gradient of the whole update in the parameters.

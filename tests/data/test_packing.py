@@ -23,6 +23,11 @@ def lengths(count: int, *, seed: int) -> tuple[Indices, Indices]:
     return tuple(np.clip(side, 1, 256).astype(np.int64) for side in (src, tgt))
 
 
+def flat(rows: list[Indices]) -> tuple[Indices, Indices]:
+    """The rows one after the other, and the length of each."""
+    return np.concatenate(rows), np.array([len(row) for row in rows])
+
+
 def micro_batches(order: Indices, starts: Indices) -> list[Indices]:
     return [order[start:stop] for start, stop in itertools.pairwise(starts)]
 
@@ -106,7 +111,7 @@ def test_the_greatest_length_is_a_power_of_two_above_the_longest_or_the_whole_sh
 
 def test_a_side_by_hand() -> None:
     rows = [np.array([11, 12, 13]), np.array([], dtype=np.int64), np.array([21])]
-    ids, positions, starts = pack_side(rows, tokens=11, num_slots=7, max_length=3, pad=PAD)
+    ids, positions, starts = pack_side(*flat(rows), tokens=11, num_slots=7, max_length=3, pad=PAD)
     assert ids.tolist() == [11, 12, 13, 21, PAD, PAD, PAD, PAD, PAD, PAD, PAD]
     #                                   padding in threes, and one left over
     assert positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0]
@@ -120,7 +125,7 @@ def test_unused_positions_are_sentences_of_padding_at_the_end(row_lengths: list[
     used = sum(row_lengths)
     shape = PackedShape(src_tokens=used + unused, tgt_tokens=1, max_sentences=len(row_lengths) + spare, max_length=9)
     rows = [np.arange(1, length + 1) * 10 + number for number, length in enumerate(row_lengths)]
-    ids, positions, starts = pack_side(rows, tokens=used + unused, num_slots=shape.num_slots, max_length=9, pad=PAD)
+    ids, positions, starts = pack_side(*flat(rows), tokens=used + unused, num_slots=shape.num_slots, max_length=9, pad=PAD)
     assert ids.shape == positions.shape == (used + unused,)
     assert starts.shape == (shape.num_slots + 1,)
     assert (starts[0], starts[-1]) == (0, used + unused)
@@ -134,7 +139,7 @@ def test_unused_positions_are_sentences_of_padding_at_the_end(row_lengths: list[
 
 
 def test_a_full_side_has_no_padding() -> None:
-    ids, positions, starts = pack_side([np.array([5, 6]), np.array([7])], tokens=3, num_slots=4, max_length=2, pad=PAD)
+    ids, positions, starts = pack_side(*flat([np.array([5, 6]), np.array([7])]), tokens=3, num_slots=4, max_length=2, pad=PAD)
     assert ids.tolist() == [5, 6, 7]
     assert positions.tolist() == [0, 1, 0]
     assert starts.tolist() == [0, 2, 3, 3, 3]
@@ -142,6 +147,6 @@ def test_a_full_side_has_no_padding() -> None:
 
 def test_more_than_the_side_holds_is_our_own_bug() -> None:
     with pytest.raises(ValueError, match="could not broadcast"):
-        pack_side([np.array([5, 6]), np.array([7])], tokens=2, num_slots=4, max_length=2, pad=PAD)
+        pack_side(*flat([np.array([5, 6]), np.array([7])]), tokens=2, num_slots=4, max_length=2, pad=PAD)
     with pytest.raises(ValueError, match="could not broadcast"):
-        pack_side([np.array([5, 6]), np.array([7])], tokens=3, num_slots=1, max_length=2, pad=PAD)
+        pack_side(*flat([np.array([5, 6]), np.array([7])]), tokens=3, num_slots=1, max_length=2, pad=PAD)

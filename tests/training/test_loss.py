@@ -65,16 +65,25 @@ def test_equals_torch_in_float64(chunk: int, label_smoothing: float, monkeypatch
 def test_chunks_are_about_equal_and_no_larger_than_the_limit(num_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU_CHUNK", 15)
     seen: list[int] = []
-    real = module._softmax_and_logsumexp
+    real = module._softmax_less_target
 
-    def spy(z_KR: Tensor) -> tuple[Tensor, Tensor]:
+    def spy(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
         seen.append(len(z_KR))
-        return real(z_KR)
+        return real(z_KR, y_K1, epsilon)
 
-    monkeypatch.setattr(module, "_softmax_and_logsumexp", spy)
+    monkeypatch.setattr(module, "_softmax_less_target", spy)
     hidden_ND, weight_RD, target_N = inputs()
     smoothed_cross_entropy(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], vocab_size=V, label_smoothing=0.1)
     assert seen == sizes
+
+
+def test_the_softmax_for_one_kernel_is_the_plain_one() -> None:
+    z_KR, y_K1 = torch.randn(40, V) * 5.0, torch.randint(V, (40, 1))
+    z_KR[:, -3:] = -torch.inf
+    y_K1[0], y_K1[y_K1 >= V - 3] = z_KR[0].argmax(), 0
+    expected = module._softmax_less_target(z_KR.clone(), y_K1, 0.1)
+    for part, right in zip(module._softmax_less_target_in_one_pass(z_KR, y_K1, 0.1), expected, strict=True):
+        torch.testing.assert_close(part, right, rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_against_finite_differences() -> None:
