@@ -22,7 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtkit import config as codec
-from mtkit.checkpoint.layout import CARD_NAME, CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, MODEL_NAME, TOKENIZER_NAME, read_tensor_header
+from mtkit.checkpoint.layout import (
+    CARD_NAME,
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    EXPORT_KIND,
+    FINAL_MODEL_NAME,
+    MODEL_NAME,
+    TOKENIZER_NAME,
+    read_tensor_header,
+)
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
 from mtkit.files import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_json, read_manifest, verify_directory, write_json
@@ -213,8 +222,14 @@ def find_model(path: Path) -> Path:
         ArtefactError: There is no model at this path.
     """
     if (path / MANIFEST_NAME).is_file():
-        if read_manifest(path).kind not in ("model", "checkpoint"):
-            raise ArtefactError(f"{path}: is not a model but of kind {read_manifest(path).kind}")
+        kind = read_manifest(path).kind
+        if kind not in ("model", "checkpoint"):
+            hint = (
+                "An export is for CTranslate2: mtkit translate --engine ct2. All else takes the model it was made of."
+                if kind == EXPORT_KIND
+                else None
+            )
+            raise ArtefactError(f"{path}: is not a model but of kind {kind}", hint=hint)
         return path
     if (path / FINAL_MODEL_NAME / MANIFEST_NAME).is_file():
         return path / FINAL_MODEL_NAME

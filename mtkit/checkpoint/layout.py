@@ -16,6 +16,9 @@ CARD_NAME = "README.md"
 CHECKPOINTS_NAME = "checkpoints"
 """The directory of a run that holds its checkpoints."""
 
+EXPORT_KIND = "ctranslate2"
+"""The kind of a directory that is made for CTranslate2, as its manifest has it."""
+
 FINAL_MODEL_NAME = "model"
 """The directory of a run that holds the model which the run hands over."""
 

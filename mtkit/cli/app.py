@@ -6,6 +6,7 @@ import io
 import os
 import select
 import sys
+import threading
 import traceback
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from mtkit import __version__
-from mtkit.cli import average, bench, console, inspect, preprocess, score, tokenizer, train, translate
+from mtkit.cli import average, bench, console, export, inspect, preprocess, score, tokenizer, train, translate
 from mtkit.distributed import read_environment
 from mtkit.errors import MTKitError, ResourceError
 
@@ -102,33 +103,40 @@ def global_options(
     """Options that stand before the command."""
 
 
-for module in (tokenizer, preprocess, train, average, translate, score, inspect, bench):
+for module in (tokenizer, preprocess, train, average, translate, score, export, inspect, bench):
     module.register(app)
 
 
 def main() -> None:
     """Entry point of the `mtkit` script."""
     _open_closed_streams()
-    if read_environment().size == 1:
-        app()
-    else:
-        _run_as_rank()
-
-
-def _run_as_rank() -> NoReturn:
-    """Run the application as one of several processes, and leave without taking the interpreter down.
-
-    The threads of a process group may still hold Python objects. An interpreter that is shutting down ends such a thread where it stands, and that
-    aborts the process: a run that was all right would now and then end with exit code 134.
-    """
+    is_rank = read_environment().size > 1
     try:
         app()
         code: object = 0
     except SystemExit as leaving:
         code = leaving.code
     except BaseException:
+        if not (is_rank or _waits_for_input()):
+            raise
         traceback.print_exc()
         code = 1
+    if is_rank or _waits_for_input():
+        _leave_at_once(code)
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def _waits_for_input() -> bool:
+    """Whether a thread was left behind that waits for input which may never come, see `mtkit.data.loader`."""
+    return any(thread.name == "mtkit-prefetch" for thread in threading.enumerate())
+
+
+def _leave_at_once(code: object) -> NoReturn:
+    """Leave without taking the interpreter down.
+
+    Other threads, such as those of a process group, may still hold Python objects. An interpreter that is shutting down ends such a thread where it
+    stands, and that aborts the process: a run that was all right would now and then end with exit code 134.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

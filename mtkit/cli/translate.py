@@ -12,16 +12,17 @@ from mtkit import config as codec
 from mtkit.cli import console
 from mtkit.cli.console import QuietOption
 from mtkit.data.sources import is_markup
+from mtkit.errors import UsageError
 from mtkit.files import STDIO, LineReader, open_output
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
-    from mtkit.decoding.translator import SearchConfig, Translation
+    from mtkit.decoding.translator import LineTranslator, SearchConfig, Translation
     from mtkit.decoding.windows import LineWindows
 
 EPILOG = (
     "Examples: mtkit translate runs/en-de < test.en > test.de  ·  echo 'A dog runs.' | mtkit translate runs/en-de --n-best 4  ·  "
-    "mtkit translate runs/a runs/b --input test.en --json"
+    "mtkit translate runs/a runs/b --input test.en --json  ·  mtkit translate exported --engine ct2 < test.en"
 )
 
 MAX_WARNINGS = 10
@@ -34,7 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def translate(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="A model, checkpoint or run directory; several are an ensemble.")],
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="A model, checkpoint or run directory; several are an ensemble. With --engine ct2 one export."),
+    ],
     *,
     input_path: Annotated[str, typer.Option("--input", "-i", metavar="FILE", help="Text to translate, plain or gzip; - is stdin.")] = STDIO,
     output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go; - is stdout.")] = STDIO,
@@ -56,13 +60,18 @@ def translate(
     top_k: Annotated[int | None, typer.Option("--top-k", help="With --sample: draw from the K best pieces only.")] = None,
     top_p: Annotated[float | None, typer.Option("--top-p", help="With --sample: draw from the best pieces of this total share.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="With --sample: seed of the random numbers. [default: 1]")] = None,
+    engine: Annotated[
+        Literal["mtkit", "ct2"], typer.Option("--engine", help="What computes: mtkit itself, or CTranslate2 with what `mtkit export` wrote.")
+    ] = "mtkit",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU."),
+        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU; with --engine ct2 that of the export."),
     ] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine ct2 on a CPU 512.")
+    ] = None,
 ) -> None:
     """Translate text, one line at a time.
 
@@ -73,6 +82,9 @@ def translate(
     Results are written as soon as a batch is ready. The score is the log-probability divided by the length penalty ((5 + tokens) / 6) ^ 0.6.
     --set also takes penalty (gnmt or power), max_length_ratio and max_length_constant (a translation has at most ratio * source tokens + constant
     tokens) and max_source_length.
+
+    --engine ct2 takes an export (mtkit export --format ctranslate2) and gives the same lines, columns and scores. CTranslate2 ends a search earlier,
+    so a few translations differ. --sample and ensembles do not go with it; --threads is the number of batches that it works on at the same time.
     """
     flags = {
         "--beam-size": ("beam_size", beam_size),
@@ -85,17 +97,35 @@ def translate(
         "--seed": ("seed", seed),
     }
     search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
-    from mtkit.decoding.translator import BATCH_TOKENS, Translator, load_models
     from mtkit.decoding.windows import open_windows
-    from mtkit.model.device import resolve_device, resolve_inference_precision
 
-    if threads is not None:
-        import torch
+    translator: LineTranslator
+    if engine == "ct2":
+        from mtkit.decoding.engine.ct2 import load_ctranslate2
 
-        torch.set_num_threads(threads)
-    place = resolve_device(device)
-    loaded, tokenizer = load_models(models, device=place, dtype=resolve_inference_precision(precision, place).dtype)
-    translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
+        if len(models) > 1:
+            raise UsageError(f"--engine ct2 takes one export, but {len(models)} were given: ensembles do not go with it")
+        translator, tokenizer = load_ctranslate2(
+            models[0],
+            search=search,
+            device=device,
+            precision=precision,
+            threads=threads,
+            exact_scores=as_json or search.n_best > 1,
+            batch_tokens=batch_tokens,
+        )
+        console.say(translator.description, quiet=quiet)
+    else:
+        from mtkit.decoding.translator import BATCH_TOKENS, Translator, load_models
+        from mtkit.model.device import resolve_device, resolve_inference_precision
+
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        place = resolve_device(device)
+        loaded, tokenizer = load_models(models, device=place, dtype=resolve_inference_precision(precision, place).dtype)
+        translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
     report = _Report(quiet=quiet)
     with open_windows(input_path, size=translator.window_lines) as windows, open_output(output_path) as output:
         for translations in translator.translate_windows(_warn_of_markup(windows)):

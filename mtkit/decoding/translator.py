@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,17 +128,15 @@ class Translation:
     warning: str | None = None
 
 
-class Translator:
-    """Translates lines of text with one model, or with several that share a tokenizer.
+class LineTranslator(ABC):
+    """Translates lines of text: all but the search itself, which is for the engine that a subclass stands for.
 
     A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU and
     in half precision rounding differs with the batch, and close calls may fall the other way.)
 
     Args:
-        models: At least one; several are an ensemble that averages probabilities. They are used without dropout, whatever mode they are in.
-        tokenizer: Theirs.
+        tokenizer: Of the model.
         search: How to search.
-        device: Where the models are.
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
 
@@ -147,22 +146,17 @@ class Translator:
     """
 
     def __init__(
-        self,
-        models: Sequence[Transformer],
-        tokenizer: Tokenizer,
-        *,
-        search: SearchConfig | None = None,
-        device: torch.device | str = "cpu",
-        batch_tokens: int = BATCH_TOKENS,
-        window_lines: int = WINDOW_LINES,
+        self, tokenizer: Tokenizer, *, search: SearchConfig | None = None, batch_tokens: int = BATCH_TOKENS, window_lines: int = WINDOW_LINES
     ) -> None:
         self.search = search or SearchConfig()
-        self._models = list(models)
         self._tokenizer = tokenizer
-        self._device = device
         self._batch_tokens = batch_tokens
         self.window_lines = window_lines
         self._forbidden_ids = tokenizer.forbidden_ids("tgt")
+
+    @abstractmethod
+    def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
+        """The hypotheses of a batch of sources, none of which is empty or longer than the limit; `line_numbers` are for messages and seeds."""
 
     def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
         """Translate lines, lazily: one result per line, in order. Waits for full windows; see `translate_windows` for slow input.
@@ -211,6 +205,55 @@ class Translator:
             if ready:
                 yield [result for result in ready if result is not None]
 
+    def _translation(self, line: int, hypotheses: Sequence[Hypothesis], *, num_src_tokens: int) -> Translation:
+        limit = self.search.max_source_length
+        texts = self._tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses], "tgt")
+        ranked = tuple(
+            RankedText(
+                text=one_line(text), tokens=hypothesis.tokens, score=hypothesis.score, log_prob=hypothesis.log_prob, finished=hypothesis.finished
+            )
+            for text, hypothesis in zip(texts, hypotheses, strict=True)
+        )
+        warnings = []
+        if num_src_tokens > limit:
+            warnings.append(f"the source has {num_src_tokens} tokens, only the first {limit} were translated")
+        if ranked and not ranked[0].finished:
+            warnings.append(f"the translation was cut at {len(ranked[0].tokens)} tokens, the model did not end it")
+        return Translation(
+            line=line,
+            text=ranked[0].text if ranked else "",
+            hypotheses=ranked,
+            is_source_cut=num_src_tokens > limit,
+            warning="; ".join(warnings) or None,
+        )
+
+
+class Translator(LineTranslator):
+    """Translates lines of text with one model, or with several that share a tokenizer; see `LineTranslator`.
+
+    Args:
+        models: At least one; several are an ensemble that averages probabilities. They are used without dropout, whatever mode they are in.
+        tokenizer: Theirs.
+        search: How to search.
+        device: Where the models are.
+        batch_tokens: Source positions of a batch, padding included.
+        window_lines: Lines that are sorted by length together.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        tokenizer: Tokenizer,
+        *,
+        search: SearchConfig | None = None,
+        device: torch.device | str = "cpu",
+        batch_tokens: int = BATCH_TOKENS,
+        window_lines: int = WINDOW_LINES,
+    ) -> None:
+        super().__init__(tokenizer, search=search, batch_tokens=batch_tokens, window_lines=window_lines)
+        self._models = list(models)
+        self._device = device
+
     def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
         """The hypotheses of a batch of sources."""
         config, device = self.search, self._device
@@ -250,28 +293,6 @@ class Translator:
                 f"lines {min(line_numbers)} to {max(line_numbers)}: a batch of {len(sources)} sentences does not fit into the memory of {device}",
                 hint=f"Use smaller batches; now they have {self._batch_tokens} tokens (--batch-tokens).",
             ) from error
-
-    def _translation(self, line: int, hypotheses: Sequence[Hypothesis], *, num_src_tokens: int) -> Translation:
-        limit = self.search.max_source_length
-        texts = self._tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses], "tgt")
-        ranked = tuple(
-            RankedText(
-                text=one_line(text), tokens=hypothesis.tokens, score=hypothesis.score, log_prob=hypothesis.log_prob, finished=hypothesis.finished
-            )
-            for text, hypothesis in zip(texts, hypotheses, strict=True)
-        )
-        warnings = []
-        if num_src_tokens > limit:
-            warnings.append(f"the source has {num_src_tokens} tokens, only the first {limit} were translated")
-        if ranked and not ranked[0].finished:
-            warnings.append(f"the translation was cut at {len(ranked[0].tokens)} tokens, the model did not end it")
-        return Translation(
-            line=line,
-            text=ranked[0].text if ranked else "",
-            hypotheses=ranked,
-            is_source_cut=num_src_tokens > limit,
-            warning="; ".join(warnings) or None,
-        )
 
 
 def load_models(

@@ -1,7 +1,7 @@
 """What the decoder remembers between the steps of incremental decoding.
 
-Shapes: B sentences, R rows (hypotheses), S source tokens, T target tokens so far, D = d_model, E = 2·D (keys beside values), G = most rows that any
-one sentence has. A mask value of True marks a real token.
+Shapes: B sentences, R rows (hypotheses), S source tokens, T target tokens so far, H heads, C channels of a head, D = d_model = H C, E = 2 D (keys
+beside values), G = most rows that any one sentence has. A mask value of True marks a real token.
 
 Self-attention keys and values belong to a row and grow by one position per step. Cross-attention keys and values belong to a sentence, are computed
 once, and are never copied for its rows: all rows of a sentence attend to them together, as so many queries.
@@ -22,19 +22,19 @@ class DecoderCache:
     Everything that depends on rows or sentences is in these attributes, so that `reorder` can be checked against this list:
 
     Attributes:
-        self_kv: Per layer, [capacity, R, E]: keys and values of the tokens so far, of which the first `length` positions are filled. Positions come
-            first, so that a step is written, and rows are selected, in contiguous pieces.
-        cross_kv: Per layer, [B, S, E]: keys and values of the source.
+        self_kv: Per layer, [2, capacity, R, D]: keys and values of the tokens so far, of which the first `length` positions are filled. Positions
+            come before rows, so that a step is written, and rows are selected, in contiguous pieces.
+        cross_kv: Per layer, [2, B, H, S, C]: keys and values of the source.
         src_mask_BS: Which source tokens are real.
         sentence_R: The sentence of each row, an index into `cross_kv`.
         length: Number of target positions that have been decoded.
     """
 
     def __init__(self, cross_kv: Sequence[Tensor], src_mask_BS: Tensor) -> None:
-        num_sentences, _, width = cross_kv[0].shape
+        _, num_sentences, num_heads, _, head_dim = cross_kv[0].shape
         self.cross_kv = list(cross_kv)
         self.src_mask_BS = src_mask_BS
-        self.self_kv = [kv.new_empty(FIRST_CAPACITY, num_sentences, width) for kv in cross_kv]
+        self.self_kv = [kv.new_empty(2, FIRST_CAPACITY, num_sentences, num_heads * head_dim) for kv in cross_kv]
         self.sentence_R = torch.arange(num_sentences, device=src_mask_BS.device)
         self.length = 0
         self._rows_per_sentence = 1
@@ -54,16 +54,16 @@ class DecoderCache:
         """Store one layer's keys and values of the current position.
 
         Returns:
-            keys_RTD and values_RTD of all positions so far, this one included: views of the buffer.
+            keys_TRD and values_TRD of all positions so far, this one included: views of the buffer.
         """
         buffer = self.self_kv[layer]
-        if self.length == buffer.shape[0]:
-            grown = buffer.new_empty(2 * self.length, *buffer.shape[1:])
-            grown[: self.length] = buffer
+        if self.length == buffer.shape[1]:
+            grown = buffer.new_empty(2, 2 * self.length, *buffer.shape[2:])
+            grown[:, : self.length] = buffer
             buffer = self.self_kv[layer] = grown
-        buffer[self.length] = kv_RE
-        keys_RTD, values_RTD = buffer[: self.length + 1].transpose(0, 1).chunk(2, dim=-1)
-        return keys_RTD, values_RTD
+        keys_TRD, values_TRD = buffer[:, : self.length + 1].unbind()
+        keys_TRD[self.length], values_TRD[self.length] = kv_RE.chunk(2, dim=1)
+        return keys_TRD, values_TRD
 
     def advance(self) -> None:
         """Move on to the next position, after every layer has stored this one."""
@@ -80,8 +80,9 @@ class DecoderCache:
         if is_identity:
             return
         for layer, buffer in enumerate(self.self_kv):
-            selected = buffer.new_empty(buffer.shape[0], parents_R.shape[0], buffer.shape[2])
-            torch.index_select(buffer[: self.length], 1, parents_R, out=selected[: self.length])
+            selected = buffer.new_empty(*buffer.shape[:2], parents_R.shape[0], buffer.shape[3])
+            for old_TRD, new_TRD in zip(buffer, selected, strict=True):
+                torch.index_select(old_TRD[: self.length], 1, parents_R, out=new_TRD[: self.length])
             self.self_kv[layer] = selected
         sentence_R = self.sentence_R[parents_R]
         if not torch.equal(sentence_R, self.sentence_R):
@@ -91,7 +92,7 @@ class DecoderCache:
         """Drop the sentences without rows, number the others anew, and give each row a place in the [B, G] grid that `group` fills."""
         kept_B, self.sentence_R, rows_B = torch.unique(sentence_R, return_inverse=True, return_counts=True)
         if kept_B.shape[0] < self.num_sentences:
-            self.cross_kv = [kv.index_select(0, kept_B) for kv in self.cross_kv]
+            self.cross_kv = [kv.index_select(1, kept_B) for kv in self.cross_kv]
             self.src_mask_BS = self.src_mask_BS.index_select(0, kept_B)
         self._rows_per_sentence = int(rows_B.max()) if rows_B.numel() else 0
         # A row's place is the first one of its sentence plus its rank among the sentence's rows.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mtkit.model.attention import Attention, PaddedAttention, attend
+from mtkit.model.attention import Attention, attend_from_newest, attend_to_source
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import Activation, ModelConfig
 from mtkit.model.dropout import dropout
@@ -69,9 +69,8 @@ class SelfAttention(nn.Module):
         """Attend from the newest position to all positions in the cache and itself."""
         d_model = x_RD.shape[1]
         q_RD, kv_RE = self.in_proj(x_RD).split((d_model, 2 * d_model), dim=-1)
-        k_RTD, v_RTD = cache.append(layer, kv_RE)
-        heads_R1D = attend(q_RD.unsqueeze(1), k_RTD, v_RTD, mask=None, num_heads=self.num_heads)
-        out_RD: Tensor = self.out_proj(heads_R1D.squeeze(1))
+        k_TRD, v_TRD = cache.append(layer, kv_RE)
+        out_RD: Tensor = self.out_proj(attend_from_newest(q_RD, k_TRD, v_TRD, num_heads=self.num_heads))
         return out_RD
 
 
@@ -92,6 +91,17 @@ class CrossAttention(nn.Module):
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(attention(self.q_proj(x), k, v, num_heads=self.num_heads, dropout_rate=rate))
         return out
+
+    def start(self, memory_BSD: Tensor) -> Tensor:
+        """Keys and values of the source by heads, for `step`: [2, B, H, S, C]."""
+        kv_BSE: Tensor = self.kv_proj(memory_BSD)
+        return kv_BSE.unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
+
+    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+        """Attend from the newest position of each row to the source of its sentence."""
+        heads_BGD = attend_to_source(cache.group(self.q_proj(x_RD)), cache.cross_kv[layer], cache.src_mask_BS)
+        out_RD: Tensor = self.out_proj(cache.ungroup(heads_BGD))
+        return out_RD
 
 
 class FeedForward(nn.Module):
@@ -181,11 +191,6 @@ class DecoderLayer(ResidualLayer):
 
     def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """The layer's output for the newest position of each row; `layer` is this layer's place in the cache."""
-
-        def attend_to_source(y_RD: Tensor) -> Tensor:
-            to_src = PaddedAttention(cache.src_mask_BS[:, None, None, :])
-            return cache.ungroup(self.cross_attention(cache.group(y_RD), cache.cross_kv[layer], to_src))
-
         x_RD = self._residual(x_RD, self.self_attention_norm, lambda y_RD: self.self_attention.step(y_RD, cache, layer))
-        x_RD = self._residual(x_RD, self.cross_attention_norm, attend_to_source)
+        x_RD = self._residual(x_RD, self.cross_attention_norm, lambda y_RD: self.cross_attention.step(y_RD, cache, layer))
         return self._residual(x_RD, self.feed_forward_norm, self.feed_forward)

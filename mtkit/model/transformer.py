@@ -57,7 +57,7 @@ class Decoder(nn.Module):
 
     def start_cache(self, memory_BSD: Tensor, src_mask_BS: Tensor) -> DecoderCache:
         """Project the memory to every layer's cross-attention keys and values."""
-        return DecoderCache([layer.cross_attention.kv_proj(memory_BSD) for layer in self._layers()], src_mask_BS)
+        return DecoderCache([layer.cross_attention.start(memory_BSD) for layer in self._layers()], src_mask_BS)
 
     def step(self, x_RD: Tensor, cache: DecoderCache) -> Tensor:
         """Decode the newest position of each row."""

@@ -14,8 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from mtkit.checkpoint.ctranslate2 import export_ctranslate2
+from mtkit.checkpoint.format import load_model
 from mtkit.cli import translate as command
 from mtkit.cli.app import app
+from mtkit.decoding.engine.ct2 import load_ctranslate2
 from mtkit.decoding.scoring import score_token_pairs
 from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.files import decode_line
@@ -251,3 +254,81 @@ def test_a_reader_that_leaves_ends_the_command_quietly(model_dir: Path, tmp_path
         process.stdout.close()
         assert process.wait(60) in (0, 141)
         assert b"Traceback" not in process.stderr.read()
+
+
+# --- CTranslate2 ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(model_dir: Path) -> Path:
+    export_ctranslate2(load_model(model_dir), model_dir.parent / "exported")
+    return model_dir.parent / "exported"
+
+
+CT2 = ("--engine", "ct2", "--device", "cpu", "--threads", "1")
+
+
+def test_an_export_gives_the_same_lines_columns_and_objects(run: Run, exported: Path) -> None:
+    data = "".join(f"{line}\n" for line in ["", *sentences(15, seed=3), "  "]).encode()
+    ours, theirs = text_lines(run(data=data)), text_lines(run(*CT2, models=(exported,), data=data))
+    assert sum(mine == other for mine, other in zip(ours, theirs, strict=True)) > 9
+    assert [theirs[0], theirs[-1]] == ["", ""]
+
+    mine, other = (
+        [json.loads(line) for line in text_lines(result)] for result in (run("--json", data=data), run(*CT2, "--json", models=(exported,), data=data))
+    )
+    assert [(list(entry), [list(h) for h in entry["hypotheses"]]) for entry in other] == [
+        (list(entry), [list(h) for h in entry["hypotheses"]]) for entry in mine
+    ]
+    same = [(a["hypotheses"][0], b["hypotheses"][0]) for a, b in zip(mine, other, strict=True) if a["text"] == b["text"] != ""]
+    for key in ("score", "log_prob"):
+        assert [b[key] for _, b in same] == pytest.approx([a[key] for a, _ in same], abs=1e-4)
+
+    rows = [line.split("\t") for line in text_lines(run(*CT2, "--n-best", "3", models=(exported,), data=data))]
+    assert [row[:2] for row in rows] == [[str(line), rank] for line in range(1, 18) for rank in "123"]
+    assert [row[2:] for row in rows[:3]] == [["", ""]] * 3
+
+
+def test_the_settings_of_the_search_reach_ctranslate2(run: Run, exported: Path, tmp_path: Path) -> None:
+    data = "\n".join(sentences(8, seed=6)).encode()
+    result = run(*CT2, models=(exported,), data=data)
+    assert result.stderr.startswith("CTranslate2 ")
+    assert " on cpu, float32, 1 at a time\n" in result.stderr
+    assert "tokens/s" in result.stderr
+    greedy = run(*CT2, "--beam-size", "1", "--quiet", models=(exported,), data=data)
+    assert "CTranslate2" not in greedy.stderr
+    assert "tokens/s" not in greedy.stderr
+    assert text_lines(greedy) != text_lines(result)
+    shorter = run(*CT2, "--set", "max_length_ratio=0", "--set", "max_length_constant=2", "--json", models=(exported,), data=data)
+    assert max(len(json.loads(line)["hypotheses"][0]["tokens"]) for line in text_lines(shorter)) == 2
+    batched = run(*CT2, "--batch-tokens", "8", "--precision", "fp32", "-o", str(tmp_path / "out"), models=(exported,), data=data)
+    assert (tmp_path / "out").read_bytes() == result.stdout_bytes
+    assert batched.stdout_bytes == b""
+
+
+def test_the_settings_of_the_machine_reach_ctranslate2(run: Run, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def record(path: Path, **options: Any) -> Any:
+        given.update(options)
+        return load_ctranslate2(path, **options)
+
+    monkeypatch.setattr("mtkit.decoding.engine.ct2.load_ctranslate2", record)
+    words = ("--engine", "ct2", "--device", "cpu", "--threads", "2", "--precision", "fp32", "--batch-tokens", "8")
+    run(*words, models=(exported,), data=b"baki\n")
+    assert given.pop("search") == SearchConfig(max_length_constant=5)
+    assert given == {"device": "cpu", "precision": "fp32", "threads": 2, "exact_scores": False, "batch_tokens": 8}
+
+
+def test_what_does_not_go_with_ctranslate2_is_named(run: Run, model_dir: Path, exported: Path) -> None:
+    for arguments, models, exit_code, message in (
+        (CT2, (exported, exported), 2, "--engine ct2 takes one export, but 2 were given"),
+        ((*CT2, "--sample"), (exported,), 2, "--sample does not go with --engine ct2"),
+        ((*CT2, "--set", "max_source_length=3000"), (exported,), 2, "max_source_length must be below 2048 with --engine ct2"),
+        (("--engine", "ct2", "--device", "tpu"), (exported,), 2, "device must be auto, cpu, cuda or cuda:N"),
+        (CT2, (model_dir,), 4, "mtkit export MODEL --format ctranslate2"),
+        ((), (exported,), 4, "mtkit translate --engine ct2"),
+    ):
+        result = run(*arguments, models=models, data=b"baki\n", exit_code=exit_code)
+        assert message in result.stderr
+        assert result.stdout == ""

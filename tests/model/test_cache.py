@@ -86,7 +86,7 @@ def test_cached_equals_full_while_sentences_end() -> None:
         twin.step()
         twin.step()
     assert twin.cache.num_sentences == 1
-    assert all(kv.shape[0] == 1 for kv in twin.cache.cross_kv)
+    assert all(kv.shape[1] == 1 for kv in twin.cache.cross_kv)
 
 
 @pytest.mark.parametrize("trial", range(8))
