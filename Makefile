@@ -11,10 +11,10 @@ SOURCES := mtkit tests recipes
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage lint types format golden hooks clean distclean
+.PHONY: help install demo test test-all test-smoke test-reliability coverage lint types format golden hooks clean distclean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-16s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(RUNTIME) ## create .venv with the mtkit command in it
 
@@ -26,6 +26,12 @@ test: $(DEV) ## run the tests
 
 test-all: $(DEV) ## run the tests, the slow ones too
 	OMP_NUM_THREADS=1 $(PYTEST)
+
+test-smoke: $(DEV) ## kill, starve and damage runs for a minute and a half: nothing is lost (a part of `make test`)
+	OMP_NUM_THREADS=1 $(PYTEST) -m smoke
+
+test-reliability: $(DEV) ## the same with every fault, for about ten minutes (a part of `make test-all`)
+	OMP_NUM_THREADS=1 $(PYTEST) -m "smoke or reliability"
 
 coverage: $(DEV) ## run the tests and report the branch coverage, which must be at least 90 %
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" --cov --cov-report=term --cov-report=html

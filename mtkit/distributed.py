@@ -1,13 +1,15 @@
 """Rank, world size and launching. The only reader of torchrun's environment; without one, the world is this process alone."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 GRACE_S = 15.0
 """Seconds that the other ranks have after one has failed: they may be saving, or ending for the same reason."""
+
+_SHOW_STACKS = signal.SIGUSR2
+_STACKS_S = 1.0
+"""Seconds that a rank has to show where it hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,56 +148,109 @@ def all_gather_lines(lines: Sequence[str], world: World, device: object = "cpu")
     return [text.split("\n")[:-1] for text in texts]
 
 
-def launch(arguments: Sequence[str], *, num_processes: int) -> int:
+def launch(arguments: Sequence[str], *, num_processes: int, max_restarts: int = 0, say: Callable[[str], None] = lambda _line: None) -> int:
     """Run `python -m mtkit ARGUMENTS` as `num_processes` ranks on this machine and wait for them.
 
     Each rank is in a process group of its own, so that a signal reaches it once: through this process, be it from the terminal or from `kill`.
-    When one rank fails the others get some time to end and are then killed.
+    When one rank fails the others get some time to end; then they show where they hang, and are killed. When it was killed, all are started anew.
+
+    Args:
+        arguments: Of the command. A second start must be able to go on from what the first has done.
+        num_processes: Ranks.
+        max_restarts: How often they are started anew. Not after an error of their own, nor after a signal that this process has passed on.
+        say: Gets a line about each new start.
 
     Returns:
         The exit code: 0, or that of the first rank that failed.
     """
+    num_restarts = 0
+    while True:
+        code, is_asked_to_stop = _run_group(arguments, num_processes=num_processes)
+        if code >= 0 or is_asked_to_stop or num_restarts == max_restarts:
+            return code if code >= 0 else 128 - code
+        num_restarts += 1
+        say(f"a process was ended by signal {-code}; starting all {num_processes} anew, for the {num_restarts}. of {max_restarts} times")
+
+
+def _run_group(arguments: Sequence[str], *, num_processes: int) -> tuple[int, bool]:
+    """Start the ranks once and wait; returns the exit code of the first that failed, or 0, and whether a signal was passed on to them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(num_processes))
+    reading, writing = os.pipe()  # nobody writes to it: a rank notices when this process is gone, see `watch_launcher`
+    environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(num_processes), MTKIT_LAUNCHER=str(reading))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     command = [sys.executable, "-m", "mtkit", *arguments]
     workers: list[subprocess.Popen[bytes]] = []
-    with _forwarding_signals(workers):
+    with _forwarding_signals(workers) as forwarded:
         try:
             for rank in range(num_processes):
                 rank_environment = dict(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=0))
-            return _wait_for_all(workers)
+                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=(reading,)))
+            return _wait_for_all(workers), bool(forwarded)
         finally:
             for worker in workers:
                 worker.kill()
                 worker.wait()
+            os.close(reading)
+            os.close(writing)
+
+
+def watch_launcher() -> None:
+    """Let this process end when the one that launched it is gone, and show its stacks when it is asked where it hangs.
+
+    Nothing happens in a process that `launch` has not started.
+    """
+    if "MTKIT_LAUNCHER" not in os.environ:
+        return
+    faulthandler.register(_SHOW_STACKS, all_threads=True)
+    descriptor = int(os.environ["MTKIT_LAUNCHER"])
+
+    def wait() -> None:
+        os.read(descriptor, 1)
+        os.kill(os.getpid(), signal.SIGTERM)  # which saves what there is to be saved
+        time.sleep(GRACE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="mtkit-launcher", daemon=True).start()
 
 
 @contextlib.contextmanager
-def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
+    """Pass signals on to the workers for the time of the block; gives the list of those that came."""
+    forwarded: list[int] = []
+
     def forward(number: int, _frame: object) -> None:
+        forwarded.append(number)
         for worker in workers:
             worker.send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     previous = {number: signal.signal(number, forward) for number in numbers}
     try:
-        yield
+        yield forwarded
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _wait_for_all(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
-    first_failure = 0
-    deadline = float("inf")
+    """The exit code of the first that fails, or 0; the others have `GRACE_S` from then on."""
+    first_failure, deadline = 0, float("inf")
     while None in (codes := [worker.poll() for worker in workers]) and time.monotonic() < deadline:
         if not first_failure and any(codes):
-            first_failure = next(code for code in codes if code)
+            first_failure = _failure(codes)
             deadline = time.monotonic() + GRACE_S
         time.sleep(0.05)
-    code = first_failure or next((code for code in codes if code), 0)
-    return code if code >= 0 else 128 - code
+    for worker, code in zip(workers, codes, strict=True):
+        if code is None:
+            worker.send_signal(_SHOW_STACKS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(_STACKS_S)
+    return first_failure or _failure(codes)
+
+
+def _failure(codes: Sequence[int | None]) -> int:
+    """A signal before the complaints of other ranks, which are its consequence; 0 where there is neither."""
+    failures = [code for code in codes if code]
+    return next((code for code in failures if code < 0), failures[0] if failures else 0)

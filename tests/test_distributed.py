@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtkit import distributed
-from mtkit.distributed import World, all_gather_lines, all_reduce_sums, launch, process_group, read_environment
+from mtkit.distributed import World, all_gather_lines, all_reduce_sums, launch, process_group, read_environment, watch_launcher
 from mtkit.errors import MTKitError, UsageError
 
 Install = Callable[[str], None]
@@ -243,3 +244,117 @@ def test_the_handlers_of_signals_are_given_back(install: Install) -> None:
     launch([], num_processes=1)
 
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
+
+
+# --- when ranks or the launcher die -----------------------------------------------------------------------------------------------------
+
+DIES_TWICE = """
+import os, signal, time
+from pathlib import Path
+rank, mark = os.environ["RANK"], Path("out", "deaths")
+deaths = len(mark.read_text()) if mark.exists() else 0
+if rank == "1" and deaths < 2:
+    mark.write_text("x" * (deaths + 1))
+    os.kill(os.getpid(), signal.SIGKILL)
+if deaths < 2:
+    time.sleep(60)
+Path("out", rank).touch()
+"""
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("max_restarts", "code"), [(2, 0), (1, 137), (0, 137)])
+def test_a_killed_rank_starts_all_anew(install: Install, monkeypatch: pytest.MonkeyPatch, max_restarts: int, code: int) -> None:
+    """D4: so many times, and each time it is said."""
+    monkeypatch.setattr(distributed, "GRACE_S", 0.1)
+    install(DIES_TWICE)
+    said: list[str] = []
+
+    assert launch([], num_processes=2, max_restarts=max_restarts, say=said.append) == code
+    assert said == [f"a process was ended by signal 9; starting all 2 anew, for the {n}. of {max_restarts} times" for n in range(1, max_restarts + 1)]
+    assert outputs().keys() == ({"deaths", "0", "1"} if code == 0 else {"deaths"})
+
+
+def test_an_error_of_a_rank_is_not_tried_again(install: Install) -> None:
+    install("import os, sys\nwith open('out/' + os.environ['RANK'], 'a') as stream:\n    stream.write('x')\nsys.exit(6)")
+
+    assert launch([], num_processes=2, max_restarts=3) == 6
+    assert outputs() == {"0": "x", "1": "x"}
+
+
+def test_a_signal_that_was_passed_on_is_no_reason_to_start_anew(install: Install) -> None:
+    """D1: somebody wants it to end."""
+    python = sys.executable
+    install("import os, time; from pathlib import Path; open('out/' + os.environ['RANK'], 'a').write('x'); time.sleep(60)")
+    driver_script = DRIVER.replace("num_processes=2", "num_processes=2, max_restarts=3")
+    with subprocess.Popen([python, "-c", driver_script, sys.executable], start_new_session=True) as driver:
+        wait_for(lambda: {"0", "1"} <= outputs().keys())
+        driver.terminate()
+        assert driver.wait(timeout=30) == 128 + signal.SIGTERM
+    assert outputs() == {"0": "x", "1": "x"}
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("reaction", ["", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
+def test_no_rank_outlives_the_launcher(install: Install, reaction: str) -> None:
+    """D7: neither one that dies of the request to end, nor one that heeds it, nor one that does not."""
+    python = sys.executable
+    install(f"""
+import os, signal, sys, time
+from pathlib import Path
+from mtkit import distributed
+distributed.GRACE_S = 0.5
+{reaction}
+distributed.watch_launcher()
+Path("out", os.environ["RANK"]).write_text(str(os.getpid()))
+while True:
+    time.sleep(0.1)
+""")
+    with subprocess.Popen([python, "-c", DRIVER, sys.executable], start_new_session=True) as driver:
+        wait_for(lambda: len(outputs()) == 2 and all(outputs().values()))
+        driver.kill()
+    pids = [int(text) for text in outputs().values()]
+    wait_for(lambda: not any(map(is_alive, pids)), seconds=10.0)
+
+
+def test_a_rank_that_hangs_shows_where(install: Install, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """D6: when another has given up waiting for it."""
+    monkeypatch.setattr(distributed, "GRACE_S", 0.3)
+    install("""
+import os, sys, time
+from pathlib import Path
+from mtkit.distributed import watch_launcher
+watch_launcher()
+def wait_for_godot():
+    Path("out", "hangs").touch()
+    time.sleep(60)
+if os.environ["RANK"] == "1":
+    wait_for_godot()
+while not Path("out", "hangs").exists():
+    time.sleep(0.02)
+sys.exit(1)
+""")
+
+    assert launch([], num_processes=2, max_restarts=3) == 1
+    assert "in wait_for_godot" in capfd.readouterr().err
+
+
+def test_a_process_that_was_not_launched_watches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MTKIT_LAUNCHER", raising=False)
+    before = threading.active_count()
+    watch_launcher()
+    assert threading.active_count() == before

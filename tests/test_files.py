@@ -1,4 +1,4 @@
-"""Text lines, atomic writes and manifests, against raw bytes and a file system that fails."""
+"""Text lines and atomic writes, against raw bytes and a file system that fails."""
 
 import errno
 import gzip
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,8 @@ from hypothesis import strategies as st
 from mtkit import files
 from mtkit.errors import ArtefactError, DataError, MTKitError, ResourceError
 from mtkit.files import (
-    MANIFEST_NAME,
-    FileRecord,
     LineReader,
     LineWriter,
-    Manifest,
-    atomic_directory,
     atomic_file,
     one_line,
     open_bytes,
@@ -36,8 +31,6 @@ from mtkit.files import (
     open_output,
     read_json,
     read_lines,
-    read_manifest,
-    verify_directory,
     write_json,
 )
 
@@ -51,14 +44,6 @@ text_bytes = st.lists(
     ),
     max_size=12,
 ).map(b"".join)
-
-
-@pytest.fixture
-def umask() -> Iterator[int]:
-    """A umask that differs from the usual one."""
-    previous = os.umask(0o027)
-    yield 0o027
-    os.umask(previous)
 
 
 def lines_of(data: bytes) -> list[str]:
@@ -252,6 +237,17 @@ def test_a_cut_does_not_hide_bad_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (reader.num_cut, reader.num_bad_utf8) == (1, 1)
 
 
+@given(st.lists(st.binary(max_size=12), max_size=8).map(b"\n".join), st.integers(0, 9))
+def test_skipped_lines_are_those_that_would_have_been_read(data: bytes, count: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "MAX_LINE_BYTES", 6)
+        lines = lines_of(data)
+        reader = LineReader(io.BytesIO(data), name="test")
+        assert reader.skip(count) == min(count, len(lines))
+        assert (reader.num_lines, reader.num_bad_utf8) == (min(count, len(lines)), 0)
+        assert list(reader) == lines[count:]
+
+
 def test_memory_does_not_grow_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "bomb.gz"
@@ -361,39 +357,26 @@ def test_a_named_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-@pytest.fixture
-def operations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The order in which the bytes and names reach the disk."""
-    log: list[str] = []
-    fsync, replace, rename = os.fsync, os.replace, os.rename
-
-    def shorten(name: object) -> str:
-        return re.sub(r"^\.(.*)\.tmp-.*", r"TEMPORARY \1", Path(str(name)).name)
-
-    def logged_fsync(descriptor: int) -> None:
-        log.append(f"fsync {shorten(Path(f'/proc/self/fd/{descriptor}').readlink())}")
-        fsync(descriptor)
-
-    def logged_replace(old: Any, new: Any) -> None:
-        log.append(f"rename {shorten(old)} -> {shorten(new)}")
-        replace(old, new)
-
-    def logged_rename(old: Any, new: Any) -> None:
-        log.append(f"rename {shorten(old)} -> {shorten(new)}")
-        rename(old, new)
-
-    monkeypatch.setattr(os, "fsync", logged_fsync)
-    monkeypatch.setattr(os, "replace", logged_replace)
-    monkeypatch.setattr(os, "rename", logged_rename)
-    return log
-
-
 def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, operations: list[str]) -> None:
     directory = tmp_path / "directory"
     with atomic_file(directory / "a.txt") as stream:
         stream.write(b"new")
 
-    assert operations == ["fsync TEMPORARY a.txt", "rename TEMPORARY a.txt -> a.txt", "fsync directory"]
+    assert operations == [f"fsync {tmp_path.name}", "fsync TEMPORARY a.txt", "rename TEMPORARY a.txt -> a.txt", "fsync directory"]
+
+
+def test_directories_that_are_made_are_on_disk(tmp_path: Path, operations: list[str]) -> None:
+    files.make_directory(tmp_path / "a" / "b")
+    files.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert operations == [f"fsync {tmp_path.name}", "fsync a"]
+
+
+def test_writing_does_not_begin_where_the_space_is_too_small(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    files.require_space(tmp_path, free // 2)
+    with pytest.raises(ResourceError, match=r"needs .* MB for what is to be written, and .* MB are free"):
+        files.require_space(tmp_path, free)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -432,7 +415,8 @@ FULL_DISK_SCRIPT = """
 import os, sys
 from pathlib import Path
 from mtkit.errors import ResourceError
-from mtkit.files import atomic_directory, atomic_file
+from mtkit.artefacts import atomic_directory
+from mtkit.files import atomic_file
 
 disk = Path(sys.argv[1])
 with atomic_file(disk / "file") as stream:
@@ -506,207 +490,3 @@ def test_json_that_is_missing_or_huge(tmp_path: Path) -> None:
         stream.truncate(files.MAX_JSON_BYTES + 1)  # a hole: takes no space
     with pytest.raises(ArtefactError, match="bytes are too many"):
         read_json(tmp_path / "a.json")
-
-
-# --- artefacts ------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def artefact(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    with atomic_directory(path, kind="model", config={"d_model": 8}, inputs={"shards": "abc"}) as directory:
-        (directory / "model.safetensors").write_bytes(b"0123456789")
-        (directory / "tokenizer").mkdir()
-        (directory / "tokenizer" / "tokenizer.model").write_bytes(b"")
-    return path
-
-
-def test_manifest_round_trip(artefact: Path) -> None:
-    manifest = verify_directory(artefact, kind="model", level="full")
-
-    assert manifest.kind == "model"
-    assert manifest.config == {"d_model": 8}
-    assert manifest.inputs == {"shards": "abc"}
-    assert {name: record.size for name, record in manifest.files.items()} == {"model.safetensors": 10, "tokenizer/tokenizer.model": 0}
-    assert manifest.files["tokenizer/tokenizer.model"].sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    assert read_manifest(artefact) == manifest
-    assert os.listdir(artefact.parent) == ["model"]
-
-
-def test_equal_bytes_have_equal_fingerprints(artefact: Path) -> None:
-    first = read_manifest(artefact)
-    record = FileRecord(size=10, sha256="0" * 64)
-
-    assert Manifest(kind="model", files=first.files, config={"other": 1}).fingerprint == first.fingerprint
-    assert Manifest(kind="model", files=dict(reversed(first.files.items()))).fingerprint == first.fingerprint
-    assert Manifest(kind="model", files={**first.files, "model.safetensors": record}).fingerprint != first.fingerprint
-    assert Manifest(kind="model", files={"a": record}).fingerprint != Manifest(kind="model", files={"b": record}).fingerprint
-
-
-def test_an_artefact_is_on_disk_before_it_has_its_name(tmp_path: Path, operations: list[str]) -> None:
-    with atomic_directory(tmp_path / "model", kind="model") as directory:
-        (directory / "weights").write_bytes(b"0")
-
-    assert operations == [
-        "fsync weights",
-        "fsync TEMPORARY model",
-        f"fsync TEMPORARY {MANIFEST_NAME}",
-        f"rename TEMPORARY {MANIFEST_NAME} -> {MANIFEST_NAME}",
-        "fsync TEMPORARY model",
-        "rename TEMPORARY model -> model",
-        f"fsync {tmp_path.name}",
-    ]
-
-
-def test_the_files_of_an_artefact_have_the_mode_of_the_umask(tmp_path: Path, umask: int) -> None:
-    with atomic_directory(tmp_path / "model", kind="model") as directory:
-        (directory / "weights").touch(mode=0o600)  # as safetensors makes them
-
-    assert mode_of(tmp_path / "model" / "weights") == mode_of(tmp_path / "model" / MANIFEST_NAME) == 0o666 & ~umask
-    assert mode_of(tmp_path / "model") == 0o777 & ~umask
-    assert os.umask(umask) == umask
-
-
-def test_an_error_leaves_no_artefact(tmp_path: Path) -> None:
-    def fail() -> None:
-        with atomic_directory(tmp_path / "model", kind="model") as directory:
-            (directory / "weights").touch()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert os.listdir(tmp_path) == []
-
-
-def test_an_existing_path_is_not_replaced_unasked(artefact: Path) -> None:
-    before = read_manifest(artefact)
-    with pytest.raises(MTKitError, match="model: exists already"), atomic_directory(artefact, kind="model"):
-        pass
-    assert verify_directory(artefact, level="full") == before
-
-
-def test_only_an_artefact_of_the_same_kind_is_replaced(artefact: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.tex").touch()
-    for path, message in ((artefact, "is a model, and a shard set is needed"), (tmp_path / "home", "is not a shard set of mtkit")):
-        with pytest.raises(ArtefactError, match=message), atomic_directory(path, kind="shards", overwrite=True):
-            pass
-    assert (tmp_path / "home" / "thesis.tex").exists()
-    verify_directory(artefact, level="full")
-
-
-@pytest.mark.parametrize("is_link", [False, True])
-def test_an_artefact_is_replaced_whole(artefact: Path, tmp_path: Path, is_link: bool) -> None:
-    path = artefact
-    if is_link:
-        path = tmp_path / "link"
-        path.symlink_to(artefact)
-    with atomic_directory(path, kind="model", overwrite=True) as directory:
-        (directory / "other").write_bytes(b"1")
-        verify_directory(path, level="full")  # the old one, until the block ends
-
-    assert list(verify_directory(artefact, level="full").files) == ["other"]
-    assert not (artefact / "model.safetensors").exists()
-    assert sorted(os.listdir(tmp_path)) == (["link", "model"] if is_link else ["model"])
-
-
-def test_a_failed_replacement_gives_the_old_artefact_back(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def fail_on_the_new(old: Path, new: Path) -> None:
-        if new == artefact and (old / "other").exists():
-            raise OSError(errno.EIO, "Input/output error")
-        rename(old, new)
-
-    monkeypatch.setattr(os, "rename", fail_on_the_new)
-    with (
-        pytest.raises(MTKitError, match="model: cannot be written: Input/output error"),
-        atomic_directory(artefact, kind="model", overwrite=True) as directory,
-    ):
-        (directory / "other").touch()
-
-    assert "model.safetensors" in verify_directory(artefact, level="full").files
-    assert os.listdir(artefact.parent) == ["model"]
-
-
-@pytest.mark.parametrize("name", ["..", ".hidden", "a b", "-f", "a\nb", "ü"])
-def test_a_file_of_an_artefact_has_a_plain_name(tmp_path: Path, name: str) -> None:
-    if name == "..":
-        name = "..x"
-    with pytest.raises(ValueError, match="cannot be named"), atomic_directory(tmp_path / "model", kind="model") as directory:
-        (directory / name).touch()
-    assert os.listdir(tmp_path) == []
-
-
-def test_damage_is_found(artefact: Path) -> None:
-    file = artefact / "model.safetensors"
-    file.write_bytes(b"0123456780")
-    verify_directory(artefact, level="fast")
-    with pytest.raises(ArtefactError, match=r"model.safetensors: its sha256 differs"):
-        verify_directory(artefact, level="full")
-    file.write_bytes(b"012345678")
-    with pytest.raises(ArtefactError, match=r"model.safetensors: has 9 bytes, its manifest says 10"):
-        verify_directory(artefact)
-    file.unlink()
-    with pytest.raises(ArtefactError, match=r"model.safetensors: is missing"):
-        verify_directory(artefact)
-    file.symlink_to(file)
-    with pytest.raises(ArtefactError, match=r"model.safetensors: cannot be read: Too many levels"):
-        verify_directory(artefact)
-
-
-def test_what_is_no_artefact(tmp_path: Path, artefact: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    for name, message in (("file", "it is no directory"), ("empty", f"it has no {MANIFEST_NAME}"), ("missing", "it does not exist")):
-        with pytest.raises(ArtefactError, match=f"{name}: is not a shard set of mtkit: {message}"):
-            read_manifest(tmp_path / name, kind="shards")
-    with pytest.raises(ArtefactError, match="model: is a model, and a checkpoint is needed here"):
-        verify_directory(artefact, kind="checkpoint")
-
-
-def change(manifest: dict[str, Any], key: str, value: object) -> None:
-    place = manifest
-    *path, last = key.split("/")
-    for part in path:
-        place = place[part]
-    if value is None:
-        del place[last]
-    else:
-        place[last] = value
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("format", 2, "has format 2, this mtkit .* reads format 1"),
-        ("format", None, "is not a manifest"),
-        ("kind", None, "is not a manifest"),
-        ("files", None, "is not a manifest"),
-        ("files", [], "is not a manifest"),
-        ("files", {"../../etc/passwd": {"size": 1, "sha256": ""}}, r"not allowed: '\.\./\.\./etc/passwd'"),
-        ("files", {"a/../b": {"size": 1, "sha256": ""}}, "not allowed"),
-        ("files", {"/etc/passwd": {"size": 1, "sha256": ""}}, "not allowed"),
-        ("files", {"a\n": {"size": 1, "sha256": ""}}, "not allowed"),
-        ("files", {"": {"size": 1, "sha256": ""}}, "not allowed"),
-        ("files/model.safetensors/size", "many", "is not a manifest"),
-        ("files/model.safetensors/sha256", None, "is not a manifest"),
-        ("config", 3, "is not a manifest"),
-    ],
-)
-def test_a_manifest_that_is_not_as_it_should_be(artefact: Path, key: str, value: object, message: str) -> None:
-    path = artefact / MANIFEST_NAME
-    content = json.loads(path.read_bytes())
-    change(content, key, value)
-    path.write_bytes(json.dumps(content).encode())
-
-    with pytest.raises(ArtefactError, match=message):
-        verify_directory(artefact)
-
-
-@pytest.mark.parametrize("content", [b"[]", b'"text"', b"null", b"3"])
-def test_a_manifest_that_is_none(artefact: Path, content: bytes) -> None:
-    (artefact / MANIFEST_NAME).write_bytes(content)
-
-    with pytest.raises(ArtefactError, match="is not a manifest"):
-        read_manifest(artefact)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mtkit.artefacts import atomic_directory, verify_directory
 from mtkit.benchmark.machine import describe_machine
 from mtkit.benchmark.synthetic import synthetic_pairs, synthetic_text
 from mtkit.config import to_dict
-from mtkit.data.batching import derive_budget, with_packing
+from mtkit.data.batching import derive_budget
 from mtkit.data.loader import PackedBatch
 from mtkit.data.pools import ShardPools
 from mtkit.data.preprocess import PreprocessConfig
@@ -27,7 +28,7 @@ from mtkit.data.token_file import TokenFileWriter, id_dtype
 from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
 from mtkit.distributed import World
 from mtkit.errors import MTKitError, ResourceError
-from mtkit.files import atomic_directory, verify_directory, write_json
+from mtkit.files import write_json
 from mtkit.training.dry_run import peak_memory_mb
 from mtkit.training.feed import Feed, PlacedBatch
 
@@ -275,11 +276,9 @@ def measure(work: _Work) -> _Result:
     started = time.perf_counter()
     source = ShardPools(ShardSet.open(work.directory), seed=_SEED)
     open_s = time.perf_counter() - started
-    budget = derive_budget(batch_tokens=work.batch_tokens, max_tokens=work.max_tokens, world_size=1)
-    if work.is_packed:
-        first = source.read(0, 0)
-        budget = with_packing(budget, first.src_lengths, first.tgt_lengths)
-        del first
+    lengths = source.read(0, 0).lengths if work.is_packed else None
+    budget = derive_budget(batch_tokens=work.batch_tokens, max_tokens=work.max_tokens, world_size=1, packed_for=lengths)
+    del lengths
     feed = Feed(source, budget=budget, seed=_SEED, world=World())
     epoch, pool, position = work.start
     with feed.prefetch(feed.plan(epoch, pool), position=position) as batches:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, read_description, read_model_tensors, require_fitting_tokenizer, save_model
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
 from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.config import differences, to_dict
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, UsageError
-from mtkit.files import verify_directory
 
 
 def select_last(checkpoints: Sequence[StoredCheckpoint], count: int) -> list[StoredCheckpoint]:
@@ -84,7 +84,7 @@ def average_checkpoints(paths: Sequence[Path], output: Path, *, provenance: Mapp
     tensors = average_tensors([read_model_tensors(path / MODEL_NAME, description) for path, description in zip(paths, descriptions, strict=True)])
     kept = {key: value for key, value in descriptions[-1].provenance.items() if key not in ("scores", "step")}
     steps = [description.provenance.get("step", path.name) for path, description in zip(paths, descriptions, strict=True)]
-    description = replace(descriptions[-1], provenance={**kept, "averaged": steps, **(provenance or {})})
+    description = replace(descriptions[-1], precision="fp32", provenance={**kept, "averaged": steps, **(provenance or {})})
     save_model(output, tensors=tensors, description=description, tokenizer=tokenizer, inputs={"checkpoints": [str(path) for path in paths]})
     return description
 

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mtkit.artefacts import atomic_directory, read_manifest
 from mtkit.checkpoint.format import LoadedModel
 from mtkit.checkpoint.layout import CARD_NAME, EXPORT_KIND, TOKENIZER_NAME
 from mtkit.config import to_dict
 from mtkit.data.tokenizer import BOS_ID, CONTROL_PIECES, EOS_ID, UNK_ID, Side, Tokenizer, model_names
 from mtkit.errors import MTKitError
-from mtkit.files import atomic_directory, read_manifest
 from mtkit.model.config import Activation
 from mtkit.model.layers import DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from mtkit.model.transformer import Decoder, Encoder, Transformer

@@ -3,7 +3,7 @@
 A model directory (kind `model`) is all that a user needs to copy:
 
     config.json         the model's config, its vocabulary sizes, where it came from
-    model.safetensors   one tensor per parameter, fp32; a tied parameter is stored once, under its first name
+    model.safetensors   one tensor per parameter, fp32 unless exported narrower (`narrow.py`); a tied one is stored once, under its first name
     tokenizer/          the tokenizer, byte for byte
     README.md           a card for people
 
@@ -11,6 +11,7 @@ A checkpoint directory (kind `checkpoint`) holds the same and what a training ru
 `trained.safetensors` where `model.safetensors` holds a moving average of the trained weights.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtkit import config as codec
+from mtkit.artefacts import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_manifest, verify_directory
 from mtkit.checkpoint.layout import (
     CARD_NAME,
     CHECKPOINTS_NAME,
@@ -32,14 +34,17 @@ from mtkit.checkpoint.layout import (
     TOKENIZER_NAME,
     read_tensor_header,
 )
+from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, stored_shapes, stored_type, widen
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
-from mtkit.files import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_json, read_manifest, verify_directory, write_json
+from mtkit.files import read_json, write_json
 from mtkit.model.config import ModelConfig
 from mtkit.model.transformer import Transformer
 
 FORMAT = 1
 _MAX_LAYERS = 512
+_MAX_SIZE = 1 << 24
+"""Of any dimension: what is far above all uses, and far below what overflows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,7 @@ class ModelDescription:
         tgt_vocab_size: Target pieces.
         tokenizer: Fingerprint of the tokenizer that the model was trained with.
         provenance: Where it came from: step, scores, training config, data; JSON-ready.
+        precision: In which the weights are stored.
     """
 
     model: ModelConfig
@@ -59,6 +65,7 @@ class ModelDescription:
     tgt_vocab_size: int
     tokenizer: str
     provenance: dict[str, Any]
+    precision: StoredPrecision = "fp32"
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -69,6 +76,7 @@ class ModelDescription:
             "tgt_vocab_size": self.tgt_vocab_size,
             "tokenizer": self.tokenizer,
             "provenance": self.provenance,
+            "precision": self.precision,
         }
 
 
@@ -132,9 +140,34 @@ def save_model(
         write_model_files(temporary, tensors=tensors, description=description, tokenizer=tokenizer)
 
 
+def save_narrow_model(loaded: LoadedModel, directory: Path, *, precision: StoredPrecision) -> None:
+    """Write a model with its weights in fewer bits.
+
+    Args:
+        loaded: The model.
+        directory: Where; it appears only when complete, and must not exist.
+        precision: Of the stored weights.
+
+    Raises:
+        MTKitError: The directory exists or cannot be written, or the weights exceed the range of the precision.
+        ResourceError: The disk is full.
+    """
+    save_model(
+        directory,
+        tensors=parameters_by_name(loaded.model),
+        description=dataclasses.replace(loaded.description, precision=precision),
+        tokenizer=loaded.tokenizer,
+        inputs={"model": str(loaded.path)},
+    )
+
+
 def write_model_files(directory: Path, *, tensors: Mapping[str, Tensor], description: ModelDescription, tokenizer: Tokenizer) -> None:
     """Write the files of a model into a directory that somebody else seals."""
-    write_tensors(directory / MODEL_NAME, tensors)
+    try:
+        stored = narrow(tensors, description.precision)
+    except ValueError as error:
+        raise MTKitError(f"the model cannot be stored in {description.precision}: {error}", hint="Use bf16 or int8.") from error
+    write_tensors(directory / MODEL_NAME, stored)
     write_json(directory / CONFIG_NAME, description.to_json())
     (directory / TOKENIZER_NAME).mkdir()
     tokenizer.write_files(directory / TOKENIZER_NAME)
@@ -156,27 +189,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise MTKitError(f"{path}: cannot be written: {text}") from error
 
 
-def read_tensors(path: Path, *, shapes: Mapping[str, torch.Size] | None = None) -> dict[str, Tensor]:
+def read_tensors(path: Path, *, shapes: Mapping[str, torch.Size] | None = None, precision: StoredPrecision = "fp32") -> dict[str, Tensor]:
     """Read a safetensors file into memory (a mapped file: pages are read when touched).
 
     Args:
         path: The file.
         shapes: The names and shapes that it has to hold, or None for any.
+        precision: In which it holds them.
 
     Raises:
         ArtefactError: It is damaged, or its names or shapes are others; the message names the first that differs.
     """
     try:
         if shapes is not None:
-            check_shapes(path, shapes)
+            check_shapes(path, shapes, precision=precision)
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ArtefactError(f"{path}: is damaged: {error}", hint="Copy or make it anew.") from error
 
 
-def check_shapes(path: Path, shapes: Mapping[str, torch.Size]) -> None:
-    """Compare the header of a safetensors file with the names and shapes that it should hold, without reading a tensor."""
-    found = {name: tuple(entry["shape"]) for name, entry in read_tensor_header(path).items()}
+def check_shapes(path: Path, shapes: Mapping[str, torch.Size], *, precision: StoredPrecision = "fp32") -> None:
+    """Compare the header of a safetensors file with the names, shapes and types that it should hold, without reading a tensor."""
+    header = read_tensor_header(path)
+    found = {name: tuple(entry["shape"]) for name, entry in header.items()}
     for name in sorted(shapes.keys() | found.keys()):
         if name not in found:
             raise ArtefactError(f"{path}: has no tensor {name}")
@@ -184,6 +219,9 @@ def check_shapes(path: Path, shapes: Mapping[str, torch.Size]) -> None:
             raise ArtefactError(f"{path}: holds a tensor that the model lacks: {name!r}")
         if found[name] != tuple(shapes[name]):
             raise ArtefactError(f"{path}: {name} has the shape {list(found[name])}, and {list(shapes[name])} is needed")
+        needed = stored_type(shapes[name], precision)
+        if header[name].get("dtype") != needed:
+            raise ArtefactError(f"{path}: {name} has the type {header[name].get('dtype')!r}, and {needed} is needed")
 
 
 def read_description(directory: Path) -> ModelDescription:
@@ -203,13 +241,20 @@ def read_description(directory: Path) -> ModelDescription:
             tgt_vocab_size=int(value["tgt_vocab_size"]),
             tokenizer=str(value["tokenizer"]),
             provenance=dict(value["provenance"]),
+            precision=value.get("precision", "fp32"),
         )
     except ConfigError as error:
         raise ArtefactError(f"{path}: {error.message}", hint=error.hint) from error
     except (KeyError, TypeError, ValueError) as error:
         raise ArtefactError(f"{path}: is not the config of a model: {error!r}") from error
+    if description.precision not in STORED_PRECISIONS:
+        raise ArtefactError(f"{path}: has weights in {description.precision!r}, this mtkit reads {', '.join(STORED_PRECISIONS)}")
     if max(description.model.num_encoder_layers, description.model.num_decoder_layers) > _MAX_LAYERS:
         raise ArtefactError(f"{path}: more than {_MAX_LAYERS} layers are not supported")
+    sizes = {**codec.to_dict(description.model), "src_vocab_size": description.src_vocab_size, "tgt_vocab_size": description.tgt_vocab_size}
+    for key, value in sizes.items():
+        if isinstance(value, int) and not 0 <= value <= _MAX_SIZE:
+            raise ArtefactError(f"{path}: {key} is {value}, and 0 to {_MAX_SIZE} are supported")
     return description
 
 
@@ -264,10 +309,11 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: 
 
 
 def read_model_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
-    """Read the weights of a model after comparing names and shapes with its description, so that memory is bounded by the file's size."""
+    """Read the weights of a model in fp32, after comparing names and shapes with its description, so that the file's size bounds the memory."""
     with torch.device("meta"):
         skeleton = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
-    return read_tensors(path, shapes={name: parameter.shape for name, parameter in skeleton.named_parameters()})
+    shapes = {name: parameter.shape for name, parameter in skeleton.named_parameters()}
+    return widen(read_tensors(path, shapes=stored_shapes(shapes, description.precision), precision=description.precision))
 
 
 def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) -> Transformer:

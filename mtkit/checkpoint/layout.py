@@ -22,7 +22,8 @@ EXPORT_KIND = "ctranslate2"
 FINAL_MODEL_NAME = "model"
 """The directory of a run that holds the model which the run hands over."""
 
-MAX_HEADER_BYTES = 100 << 20
+MAX_HEADER_BYTES = 8 << 20
+"""Of a safetensors file; a tensor takes about a hundred."""
 
 
 def read_tensor_header(path: Path) -> dict[str, dict[str, Any]]:

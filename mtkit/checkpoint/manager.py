@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mtkit import faults
+from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
 from mtkit.errors import ArtefactError, ConfigError
-from mtkit.files import MANIFEST_NAME, Verify, atomic_directory, read_json, read_manifest, temporary_name, verify_directory
+from mtkit.files import make_directory, read_json, sync, temporary_name
 
 STATE_NAME = "state.json"
 Metric = Literal["loss", "bleu", "chrf"]
 
 _CHECKPOINT = re.compile(r"step-(\d{7,})")
-_LEFTOVER = re.compile(r"\.step-\d{7,}\.tmp-\d+-[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"\.(step-\d{7,})\.tmp-\d+-[0-9a-f]{8}")
+_REMOVED = re.compile(r"\.trash-\.step-\d{7,}\.tmp-\d+-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +88,9 @@ class CheckpointManager:
         Raises:
             ArtefactError: There are checkpoints, but all are damaged.
         """
-        damage = []
-        for checkpoint in reversed(self.stored()):
+        stored = self.stored()
+        damage = self._unreadable(stored)
+        for checkpoint in reversed(stored):
             try:
                 verify_directory(checkpoint.path, kind="checkpoint", level=verify)
             except ArtefactError as error:
@@ -97,31 +101,43 @@ class CheckpointManager:
             raise ArtefactError(f"{self.directory}: every checkpoint is damaged: " + "; ".join(damage))
         return None, []
 
+    def _unreadable(self, stored: list[StoredCheckpoint]) -> list[str]:
+        """A line for each checkpoint whose manifest is there but does not count."""
+        paths = {checkpoint.path for checkpoint in stored}
+        found = sorted(path.parent for path in self.directory.glob(f"step-*/{MANIFEST_NAME}") if _CHECKPOINT.fullmatch(path.parent.name))
+        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is damaged" for path in reversed(found) if path not in paths]
+
     @contextlib.contextmanager
     def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
         """Write a checkpoint: the block fills a directory that becomes `step-NNNNNNN` when the block ends. Then older ones are removed.
 
         An earlier checkpoint of the same step is replaced once the new one is complete; anything else of that name is moved out of the way.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         path = self.directory / f"step-{step:07d}"
         is_again = any(checkpoint.path == path for checkpoint in self.stored())
         if path.exists() and not is_again:
             path.rename(temporary_name(path))
         with atomic_directory(path, kind="checkpoint", config=config, inputs=inputs, overwrite=is_again) as temporary:
             yield temporary
-        self.prune()
+        self.prune(step)
 
-    def prune(self) -> None:
-        """Remove the checkpoints that are neither among the newest nor among the best. Failing to remove one never stops a run."""
-        stored = self.stored()
+    def prune(self, step: int) -> None:
+        """Remove the checkpoints up to a step that are neither among the newest nor among the best. Failing to remove one never stops a run.
+
+        Later ones are those which the run has passed over because they are damaged: they must not crowd out the good ones.
+        """
+        stored = [checkpoint for checkpoint in self.stored() if checkpoint.step <= step]
         keep = {checkpoint.step for checkpoint in stored[-self._config.keep_last :]} | {checkpoint.step for checkpoint in self.best(stored)}
         for checkpoint in stored:
             if checkpoint.step not in keep:
                 doomed = temporary_name(checkpoint.path)
+                doomed = doomed.with_name(f".trash-{doomed.name}")  # never taken for one that is to be recovered
                 with contextlib.suppress(OSError):
+                    faults.reach("retention.rename")
                     checkpoint.path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                    faults.reach("retention.remove")
+                    shutil.rmtree(doomed)
 
     def best(self, stored: list[StoredCheckpoint] | None = None) -> list[StoredCheckpoint]:
         """The `keep_best` best of the stored checkpoints, best first."""
@@ -129,12 +145,32 @@ class CheckpointManager:
         sign = 1.0 if self._metric == "loss" else -1.0
         return sorted(candidates, key=lambda checkpoint: (sign * checkpoint.scores[self._metric], checkpoint.step))[: self._config.keep_best]
 
-    def remove_leftovers(self) -> None:
-        """Remove what a killed process left half-written. Only call it while holding the lock of the run."""
-        if self.directory.is_dir():
-            for path in self.directory.iterdir():
-                if _LEFTOVER.fullmatch(path.name):
-                    shutil.rmtree(path, ignore_errors=True)
+
+def clean_up(directory: Path) -> None:
+    """Recover or remove what a killed process has left among the checkpoints of a run. Only call it while holding the lock of the run.
+
+    A checkpoint that replaces an earlier one of its step is complete under another name for a moment, and so is the earlier one: where neither
+    has the name of the step, the newer one gets it. All else that is half-written or half-removed goes.
+    """
+    if not directory.is_dir():
+        return
+    unfinished = [(path, match[1]) for path in directory.iterdir() if (match := _UNFINISHED.fullmatch(path.name))]
+    complete = [(path, name) for path, name in unfinished if _is_whole(path)]
+    for path, name in sorted(complete, key=lambda entry: (entry[0] / MANIFEST_NAME).stat().st_mtime_ns, reverse=True):
+        if not (directory / name).exists():
+            path.rename(directory / name)
+            sync(directory)
+    for path in directory.iterdir():
+        if _UNFINISHED.fullmatch(path.name) or _REMOVED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_directory(path, kind="checkpoint", level="full")
+    except ArtefactError:
+        return False
+    return True
 
 
 def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:

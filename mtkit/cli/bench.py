@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: median
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Measurements; the median counts.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
+PrecisionOption = Annotated[Literal["auto", "fp32", "bf16", "fp16", "int8"], typer.Option("--precision", help="As for `mtkit translate`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as batch.max_tokens=4096.")]
 
 
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench_app, name="bench", epilog="Example: mtkit bench train --preset tiny --json")
     bench_app.command("data", epilog="Example: mtkit bench data --pairs 10000000 --json")(data)
     bench_app.command("preprocess", epilog="Example: mtkit bench preprocess --src train.en --tgt train.de --tokenizer tok")(preprocess)
+    bench_app.command("search", epilog="Example: mtkit bench search --preset base --precision int8 --beam-size 4")(search)
     bench_app.command("train", epilog="Example: mtkit bench train --preset base --mean-length 27")(train)
     bench_app.command("translate", epilog="Example: mtkit bench translate runs/en-de/model --src test.en --ref test.de")(translate)
 
@@ -119,6 +121,41 @@ def train(
     _report([dataclasses.asdict(report)], as_json=as_json)
 
 
+def search(
+    preset: Annotated[str, typer.Option("--preset", help="Architecture: tiny, small, base, big or deep.")] = "base",
+    vocab_size: Annotated[int, typer.Option("--vocab-size", min=8, help="Pieces of both languages.")] = 32_000,
+    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
+    sentences: Annotated[int, typer.Option("--sentences", min=1, help="In each repeat.")] = 128,
+    batch_sentences: Annotated[int, typer.Option("--batch-sentences", min=1, help="Searched together.")] = 32,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Batches at the same time, on a CPU. [default: one per core]")] = None,
+    repeats: RepeatsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Target tokens per second of the search alone: random weights, sources of 20 to 30 tokens, translations of 25."""
+    from mtkit.benchmark.search import bench_search
+    from mtkit.distributed import num_cores
+    from mtkit.model.config import MODEL_PRESETS
+    from mtkit.model.device import resolve_device
+
+    if preset not in MODEL_PRESETS:
+        raise UsageError(f"there is no preset {preset!r}", hint=f"There are {', '.join(MODEL_PRESETS)}.")
+    place = resolve_device(device)
+    report = bench_search(
+        MODEL_PRESETS[preset],
+        vocab_size=vocab_size,
+        device=place,
+        precision=precision,
+        threads=(threads or num_cores()) if place.type == "cpu" else 1,
+        beam_size=beam_size,
+        sentences=sentences,
+        batch_sentences=batch_sentences,
+        repeats=repeats,
+    )
+    _report([dataclasses.asdict(report)], as_json=as_json)
+
+
 def translate(
     model: Annotated[list[Path], typer.Argument(help="A model, checkpoint or run directory; several are an ensemble.")],
     src: Annotated[Path, typer.Option("--src", help="Source text.")],
@@ -127,33 +164,29 @@ def translate(
     batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source positions of a batch.")] = None,
     overrides: SetOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     threads: ThreadsOption = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Sentences and target tokens per second of `mtkit translate`, model loading not counted."""
-    import torch
-
     from mtkit import config as codec
     from mtkit.benchmark.translate import bench_translate
-    from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator, load_models
+    from mtkit.decoding.loading import load_translator
+    from mtkit.decoding.translator import SearchConfig
     from mtkit.files import read_lines
-    from mtkit.model.device import resolve_device, resolve_inference_precision
+    from mtkit.model.device import resolve_device
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    place = resolve_device(device)
     layers = [codec.Layer(name="--beam-size", data={"beam_size": beam_size})]
     layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides or []]
-    search = codec.resolve(SearchConfig, layers).config
-    models, tokenizer = load_models(model, device=place, dtype=resolve_inference_precision("auto", place).dtype)
-    translator = Translator(models, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
+    config = codec.resolve(SearchConfig, layers).config
+    translator, tokenizer = load_translator(model, search=config, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens)
     lines = read_lines(src)
     references = None if ref is None else read_lines(ref)
     if references is not None and len(references) != len(lines):
         raise UsageError(f"{src} has {len(lines)} lines, but {ref} has {len(references)}")
-    report = bench_translate(translator, tokenizer, lines, device=place, references=references, repeats=repeats)
-    _report([dataclasses.asdict(report)], as_json=as_json)
+    report = bench_translate(translator, tokenizer, lines, device=resolve_device(device), references=references, repeats=repeats)
+    _report([{"computes_in": translator.description, **dataclasses.asdict(report)}], as_json=as_json)
 
 
 def _report(reports: list[dict[str, Any]], *, as_json: bool) -> None:

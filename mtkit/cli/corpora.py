@@ -9,8 +9,9 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from mtkit.data.corpus import Corpus, parse_corpus
-from mtkit.data.sources import HubDataset, PairedFiles, Source
+from mtkit.data.corpus import Corpus, Source, parse_corpus
+from mtkit.data.records import HubDataset
+from mtkit.data.sources import PairedFiles
 from mtkit.errors import UsageError
 
 CORPUS_OPTIONS = ("--train", "--dev", "--test")

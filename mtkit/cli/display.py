@@ -27,10 +27,12 @@ class LineDisplay:
 
 
 class QuietDisplay:
-    """Shows nothing."""
+    """Shows warnings only."""
 
     def show(self, record: Record) -> None:
-        """Do nothing."""
+        """Print a warning, or nothing."""
+        if record["kind"] in ("unsaved", "split"):
+            console.say(describe(record))
 
 
 class LiveDisplay:
@@ -116,7 +118,9 @@ def describe(record: Record) -> str:
     if kind == "start":
         return (
             f"{record['parameters']:,} parameters on {record['world_size']} x {record['device']} in {record['precision']}; "
-            f"{record['pairs']:,} pairs, {record['updates_per_epoch']} updates per epoch, {record['padding_share']:.1%} padding"
+            + (f"{record['pairs']:,} pairs" if record["pairs"] is not None else "a stream of pairs")
+            + (f", {record['updates_per_epoch']} updates per epoch" if record["updates_per_epoch"] is not None else "")
+            + f", {record['padding_share']:.1%} padding"
             + (f", {record['pairs_skipped']} pairs too long" if record["pairs_skipped"] else "")
         )
     if kind == "train":
@@ -129,6 +133,11 @@ def describe(record: Record) -> str:
         return f"step {step}  dev  {format_scores(record)}{'  best so far' if record['is_best'] else ''}"
     if kind == "checkpoint":
         return f"step {step}  saved"
+    if kind == "split":
+        shapes = ", ".join(f"{rows} x {columns}" for rows, columns in record["shapes"])
+        return f"warning: step {step} did not fit into the memory and was made in halves (target shapes {shapes}); lower batch.max_tokens"
+    if kind == "unsaved":
+        return f"warning: step {step} could not be saved, and the run goes on: {record['reason']}"
     if record.get("resumed"):
         return f"nothing to do: the run is finished at step {step} ({record['reason']})"
     return f"step {step}  finished: {record['reason']}"

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from mtkit import files
+from mtkit.artefacts import Verify
 from mtkit.cli import console
 from mtkit.errors import ArtefactError
-from mtkit.files import Verify
 
 
 def register(app: typer.Typer) -> None:

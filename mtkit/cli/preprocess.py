@@ -39,7 +39,7 @@ def preprocess(
         typer.Option(
             "--train",
             metavar="SRC TGT",
-            help="Training text: a source and a target file (repeatable), TSV, parquet, JSON lines, or hf:NAME:CONFIG.",
+            help="Training text: a source and a target file (repeatable), TSV (stdin: -), parquet, JSON lines, or hf:NAME:CONFIG.",
             show_default=False,
         ),
     ],
@@ -49,7 +49,7 @@ def preprocess(
         list[str] | None,
         typer.Option("--test", metavar="[NAME=]SRC TGT", help="Test set, in the same form; kept as raw text. Repeatable, each is a set of its own."),
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="DIR", help="What `mtkit tokenizer train` wrote.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="DIR", help="What `mtkit tokenizer train` wrote, or a model.")] = None,
     src_lang: Annotated[str | None, typer.Option("--src-lang", metavar="LANG", help="Source language code, such as en.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", metavar="LANG", help="Target language code, such as de.")] = None,
     config_file: Annotated[

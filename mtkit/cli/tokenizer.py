@@ -10,7 +10,7 @@ from mtkit.cli import console
 from mtkit.config import Layer, Tree, parse_override, read_layer, resolve
 from mtkit.decoding.windows import open_windows
 from mtkit.errors import DataError, MTKitError, UsageError
-from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output, read_manifest
+from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Side, Tokenizer, TokenizerConfig
@@ -173,8 +173,7 @@ def _parse_id(word: str) -> int:
 def _open_tokenizer(path: Path, side: "Side | None") -> "tuple[Tokenizer, Side]":
     from mtkit.data.tokenizer import Tokenizer
 
-    is_tokenizer = read_manifest(path).kind == "tokenizer"
-    tokenizer = Tokenizer.load(path) if is_tokenizer else Tokenizer.read_files(path / "tokenizer")
+    tokenizer = Tokenizer.load(path)
     if side is None and not tokenizer.joint:
         raise UsageError(f"{path}: has a vocabulary for each side", hint="Say --side src or --side tgt.")
     return tokenizer, side or "src"

@@ -1,6 +1,7 @@
 """`mtkit train`."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from mtkit.files import STDIO, open_output
 if TYPE_CHECKING:
     from mtkit.config import Resolved
     from mtkit.training.config import TrainConfig
-    from mtkit.training.session import Session
+    from mtkit.training.trainer import Trainer
 
 EXAMPLE = "Example: mtkit train --train train.en train.de --dev dev.en dev.de --preset tiny --output runs/en-de"
 
@@ -33,11 +34,17 @@ def train(
         typer.Option(
             "--train",
             metavar="SRC TGT",
-            help="Training text: a source and a target file (repeatable), TSV, parquet, JSON lines, or hf:NAME:CONFIG.",
+            help="Training text: a source and a target file (repeatable), TSV (stdin: -), parquet, JSON lines, or hf:NAME:CONFIG.",
         ),
     ] = None,
     dev_data: Annotated[list[str] | None, typer.Option("--dev", metavar="SRC TGT", help="Dev set, in the same form.")] = None,
     shards: Annotated[Path | None, typer.Option("--shards", help="Instead of --train and --dev: a directory that `mtkit preprocess` wrote.")] = None,
+    stream: Annotated[
+        bool | None, typer.Option("--stream/--no-stream", help="Encode --train while training, without shards; --train - reads TSV from stdin.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Use this tokenizer, or that of a model, instead of learning one.")
+    ] = None,
     src_lang: Annotated[str | None, typer.Option("--src-lang", help="Source language code, such as en.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Target language code, such as de.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="tiny, small, base, big (the paper's) or deep.")] = None,
@@ -57,6 +64,12 @@ def train(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads of each process.")] = None,
     num_processes: Annotated[int, typer.Option("--nproc", min=1, help="Processes to start on this machine, one per GPU.")] = 1,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to go on from the last checkpoint when a process was killed.")
+    ] = 3,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="With several processes: how long one waits for the others.")
+    ] = 1800.0,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes for preprocessing; default: one per core.")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with the run that is in the output directory.")] = True,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config as TOML with the source of each value.")] = False,
@@ -73,6 +86,8 @@ def train(
             "train": train_data,
             "dev": dev_data,
             "shards": None if shards is None else str(shards),
+            "stream": stream,
+            "tokenizer": None if tokenizer is None else str(tokenizer),
             "src_lang": src_lang,
             "tgt_lang": tgt_lang,
         },
@@ -83,14 +98,14 @@ def train(
     if print_config:
         from mtkit.config import dump_toml
 
-        with open_output(STDIO) as stream:
+        with open_output(STDIO) as writer:
             for line in dump_toml(resolved.config, origins=resolved.origins).rstrip("\n").split("\n"):
-                stream.write(line)
+                writer.write(line)
         return
     if output is None:
         raise UsageError("no output directory was given", hint="Add --output runs/NAME")
     config = resolved.config
-    from mtkit.distributed import launch, num_cores, read_environment
+    from mtkit.distributed import launch, num_cores, read_environment, watch_launcher
     from mtkit.training.run import RunDirectory
 
     num_workers = workers or num_cores()
@@ -103,8 +118,12 @@ def train(
             run.require_new()
         with run.lock():
             run.adopt_config(config)
-            prepare_data(config, output, num_workers=num_workers, say=lambda line: console.say(line, quiet=quiet))
-        raise typer.Exit(launch(sys.argv[1:], num_processes=num_processes))
+            say = partial(console.say, quiet=quiet)
+            prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)
+        arguments = [argument for argument in sys.argv[1:] if argument != "--no-resume"]  # has done its work here, and would refuse a restart
+        raise typer.Exit(launch(arguments, num_processes=num_processes, max_restarts=max_restarts, say=console.warn))
+
+    watch_launcher()
 
     import torch
 
@@ -123,14 +142,15 @@ def train(
             world=world,
             num_workers=num_workers,
             resume=resume,
+            timeout_s=timeout,
             stop=stop,
-            say=lambda line: console.say(line, quiet=quiet),
-        ) as session,
+            say=partial(console.say, quiet=quiet),
+        ) as trainer,
     ):
         if dry_run:
-            _report_dry_run(session, as_json=as_json and world.is_main, quiet=quiet)
+            _report_dry_run(trainer, as_json=as_json and world.is_main, quiet=quiet)
         else:
-            _run(session, quiet=quiet, as_json=as_json and world.is_main)
+            _run(trainer, quiet=quiet, as_json=as_json and world.is_main)
 
 
 def resolve_config(*, preset: str | None, config_file: Path | None, overrides: list[str], flags: dict[str, object]) -> "Resolved[TrainConfig]":
@@ -156,25 +176,30 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in pairs if value is not None and value != {}}
 
 
-def _run(session: "Session", *, quiet: bool, as_json: bool) -> None:
+def _run(trainer: "Trainer", *, quiet: bool, as_json: bool) -> None:
     last = {}
-    with open_display(quiet=quiet, max_steps=session.trainer.config.training.max_steps) as display:
-        for record in session.trainer.train():
+    with open_display(quiet=quiet, max_steps=trainer.config.training.max_steps) as display:
+        for record in trainer.train():
             display.show(record)
             last[record["kind"]] = dict(record)
     if as_json:
         console.print_json({kind: record for kind, record in last.items() if kind in ("valid", "end")})
 
 
-def _report_dry_run(session: "Session", *, as_json: bool, quiet: bool) -> None:
+def _report_dry_run(trainer: "Trainer", *, as_json: bool, quiet: bool) -> None:
     from dataclasses import asdict
 
     from mtkit.training.dry_run import dry_run as run_dry
 
-    report = run_dry(session.trainer)
+    report = run_dry(trainer)
     if as_json:
         console.print_json(asdict(report))
         return
     for key, value in asdict(report).items():
-        text = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else " x ".join(map(str, value))
-        console.say(f"{key:<26} {text}", quiet=quiet)
+        console.say(f"{key:<26} {_show(value)}", quiet=quiet)
+
+
+def _show(value: float | int | tuple[int, ...] | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else " x ".join(map(str, value))

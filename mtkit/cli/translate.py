@@ -1,8 +1,10 @@
 """`mtkit translate`."""
 
+import contextlib
 import json
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +15,7 @@ from mtkit.cli import console
 from mtkit.cli.console import QuietOption
 from mtkit.data.sources import is_markup
 from mtkit.errors import UsageError
-from mtkit.files import STDIO, LineReader, open_output
+from mtkit.files import STDIO, LineReader, open_bytes, open_output
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
@@ -65,8 +67,8 @@ def translate(
     ] = "mtkit",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
-        typer.Option("--precision", help="auto: fp16 on a GPU, fp32 on a CPU; with --engine ct2 that of the export."),
+        Literal["auto", "fp32", "bf16", "fp16", "int8"],
+        typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8, for narrow models fp32; with --engine ct2 that of the export."),
     ] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
     batch_tokens: Annotated[
@@ -114,27 +116,54 @@ def translate(
             exact_scores=as_json or search.n_best > 1,
             batch_tokens=batch_tokens,
         )
-        console.say(translator.description, quiet=quiet)
     else:
-        from mtkit.decoding.translator import BATCH_TOKENS, Translator, load_models
-        from mtkit.model.device import resolve_device, resolve_inference_precision
+        from mtkit.decoding.loading import load_translator
 
-        if threads is not None:
-            import torch
-
-            torch.set_num_threads(threads)
-        place = resolve_device(device)
-        loaded, tokenizer = load_models(models, device=place, dtype=resolve_inference_precision(precision, place).dtype)
-        translator = Translator(loaded, tokenizer, search=search, device=place, batch_tokens=batch_tokens or BATCH_TOKENS)
+        translator, tokenizer = load_translator(models, search=search, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens)
+    console.say(translator.description, quiet=quiet)
     report = _Report(quiet=quiet)
-    with open_windows(input_path, size=translator.window_lines) as windows, open_output(output_path) as output:
+    with (
+        open_windows(input_path, size=translator.window_lines) as windows,
+        open_output(output_path) as output,
+        _open_progress(input_path, to_terminal=output_path == STDIO and sys.stdout.isatty(), quiet=quiet) as progress,
+    ):
         for translations in translator.translate_windows(_warn_of_markup(windows)):
             for translation in translations:
                 for line in _json_line(translation, tokenizer) if as_json else _text_lines(translation, n_best=search.n_best):
                     output.write(line)
                 report.add(translation, source=windows.reader.name)
             output.flush()
+            progress(len(translations))
     report.finish(windows.reader)
+
+
+@contextlib.contextmanager
+def _open_progress(input_path: str, *, to_terminal: bool, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Takes the number of lines done. Of a file it shows how many are done, their speed and the time left, if stderr alone is a terminal."""
+    path = Path(input_path)
+    if quiet or to_terminal or not sys.stderr.isatty() or input_path == STDIO or not path.is_file() or path.suffix == ".gz":
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]:.1f} lines/s"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=_count_lines(path), speed=0.0)
+        started, num_done = time.monotonic(), 0
+
+        def advance(count: int) -> None:
+            nonlocal num_done
+            num_done += count
+            bar.update(task, completed=num_done, speed=num_done / max(time.monotonic() - started, 1e-9))
+
+        yield advance
+
+
+def _count_lines(path: Path) -> int:
+    with open_bytes(path) as stream:
+        chunks = iter(lambda: stream.read(1 << 20), b"")
+        return sum(chunk.count(b"\n") for chunk in chunks)
 
 
 def _warn_of_markup(windows: "LineWindows") -> Iterator[list[str]]:

@@ -37,7 +37,7 @@ class Budget:
     shape: PackedShape | None = None
 
 
-def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int) -> Budget:
+def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int, packed_for: tuple[Lengths, Lengths] | None = None) -> Budget:
     """Split an update of `batch_tokens` target tokens into the fewest micro-batches that the devices can hold.
 
     The number of micro-batches is a multiple of `world_size` and each holds an equal part, so that the update stays the same size on any number of
@@ -47,10 +47,13 @@ def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int) -> Bud
         batch_tokens: Target tokens of one update.
         max_tokens: Positions that one device holds at once.
         world_size: Number of processes.
+        packed_for: Source and target lengths, without EOS, of a random part of the corpus: micro-batches are packed, in a shape for these.
+            None: they are padded.
     """
     smallest = -(-batch_tokens // max_tokens)
     micro_per_update = -(-smallest // world_size) * world_size
-    return Budget(micro_per_update=micro_per_update, tgt_tokens=max(1, batch_tokens // micro_per_update), max_tokens=max_tokens)
+    budget = Budget(micro_per_update=micro_per_update, tgt_tokens=max(1, batch_tokens // micro_per_update), max_tokens=max_tokens)
+    return budget if packed_for is None else with_packing(budget, *packed_for)
 
 
 def with_packing(budget: Budget, src_lengths: Lengths, tgt_lengths: Lengths) -> Budget:

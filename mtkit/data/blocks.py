@@ -41,6 +41,7 @@ class EncodedBlock:
         tgt_lengths_N: Target ids of each pair.
         hashes_N: 64-bit hash of each pair's text, or None when duplicates are not looked for.
         dropped: Reason -> number of pairs dropped for it.
+        rows_N: Number of each pair in the block, from 0, ascending.
         source: Number of the source in the corpus that they come from, from 0.
     """
 
@@ -51,7 +52,12 @@ class EncodedBlock:
     tgt_lengths_N: NDArray[np.int32]
     hashes_N: NDArray[np.uint64] | None
     dropped: dict[str, int]
+    rows_N: NDArray[np.int32]
     source: int = 0
+
+    def __len__(self) -> int:
+        """Number of pairs that passed."""
+        return len(self.rows_N)
 
     def select(self, is_kept_N: NDArray[np.bool_], *, reason: str) -> "EncodedBlock":
         """The block without the pairs that are not kept, which are counted as dropped for `reason`."""
@@ -65,6 +71,7 @@ class EncodedBlock:
             tgt_lengths_N=self.tgt_lengths_N[is_kept_N],
             hashes_N=None if self.hashes_N is None else self.hashes_N[is_kept_N],
             dropped=_add_count(self.dropped, reason, int(np.count_nonzero(~is_kept_N))),
+            rows_N=self.rows_N[is_kept_N],
             source=self.source,
         )
 
@@ -104,11 +111,12 @@ class BlockEncoder:
     def encode(self, pairs: list[TextPair]) -> EncodedBlock:
         """Filter and encode a block."""
         dropped: dict[str, int] = {}
-        fit = []
-        for pair in pairs:
+        fit, rows = [], []
+        for row, pair in enumerate(pairs):
             reason = text_reason(*pair, self._filters)
             if reason is None:
                 fit.append(pair)
+                rows.append(row)
             else:
                 dropped = _add_count(dropped, reason, 1)
         src_ids, src_lengths_N = self._encode_side([src for src, _ in fit], "src")
@@ -121,6 +129,7 @@ class BlockEncoder:
             tgt_lengths_N=tgt_lengths_N,
             hashes_N=hash_pairs(fit) if self._filters.drop_duplicates else None,
             dropped=dropped,
+            rows_N=np.asarray(rows, dtype=np.int32),
         )
         is_fit_N = np.ones(len(fit), dtype=np.bool_)
         for reason, mask_N in token_reasons(src_lengths_N, tgt_lengths_N, self._filters).items():

@@ -3,8 +3,10 @@
 Shape letters: B sentences, S source positions, T target positions; M and N those of packed batches.
 """
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
@@ -18,6 +20,8 @@ from mtkit.data.packing import PackedShape, pack_side
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 5.0
 
 
 class Pairs(Protocol):
@@ -199,7 +203,7 @@ class Prefetcher(Iterator[T]):
     def __next__(self) -> T:
         get = self._queue.get()
         if get is None:
-            self._queue.put(None)
+            self._put_end()
             raise StopIteration
         return get()
 
@@ -210,23 +214,38 @@ class Prefetcher(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """End the thread; items already computed are dropped."""
+        """End the thread; items already computed are dropped, and there are no more.
+
+        A thread that does not end within `CLOSE_TIMEOUT_S` is left behind: it waits for input which may never come.
+        """
+        if self._closed.is_set():
+            return
         self._closed.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                self._thread.join(timeout=0.01)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()
+            self._thread.join(timeout=0.01)
+        self._put_end()  # for another thread that waits here
+
+    def _put_end(self) -> None:
+        with contextlib.suppress(queue.Full):  # there is one already
+            self._queue.put_nowait(None)
 
     def _work(self, items: Iterator[T]) -> None:
         try:
             for item in items:
-                self._queue.put(lambda item=item: item)  # type: ignore[misc]
+                self._put(lambda item=item: item)  # type: ignore[misc]
                 if self._closed.is_set():
                     return
         except BaseException as error:
-            self._queue.put(_raiser(error))
-        self._queue.put(None)
+            self._put(_raiser(error))
+        self._put(None)
+
+    def _put(self, get: Callable[[], T] | None) -> None:
+        if not self._closed.is_set():  # else nobody may be there any more to make room
+            self._queue.put(get)
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

@@ -1,5 +1,6 @@
 """The pairs of one pool in memory. Training reads its data pool by pool: indices -> `Pool` -> plan of its batches (`batching.py`)."""
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -58,20 +59,39 @@ class Pool:
         """Target tokens of each pair, without EOS, (N,)."""
         return np.diff(self.tgt_offsets).astype(np.int32)
 
+    @property
+    def lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Source and target tokens of each pair."""
+        return self.src_lengths, self.tgt_lengths
+
+    def digest(self) -> str:
+        """sha256 over all pairs, in their order."""
+        digest = hashlib.sha256()
+        for array in (self.indices, self.src_ids, self.src_offsets, self.tgt_ids, self.tgt_offsets):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
 
 class PoolSource(Protocol):
     """Where pools come from. What it gives is a pure function of (epoch, number)."""
 
     @property
-    def num_pairs(self) -> int:
-        """Pairs of an epoch."""
+    def num_pairs(self) -> int | None:
+        """Pairs of an epoch; None = not known."""
 
     @property
-    def num_pools(self) -> int:
-        """Pools of an epoch."""
+    def num_pools(self) -> int | None:
+        """Pools of an epoch; None = not known."""
+
+    @property
+    def num_epochs(self) -> int | None:
+        """How often the data can be read from its beginning; None = any number of times."""
 
     def read(self, epoch: int, number: int) -> Pool:
-        """Read a pool into memory."""
+        """Read a pool into memory. If it has no pairs, it is the next one that has some."""
+
+    def close(self) -> None:
+        """End a read that is going on in another thread. Nothing need be readable afterwards."""
 
 
 class ShardPools:
@@ -81,7 +101,12 @@ class ShardPools:
         shards: The data.
         seed: Of the run.
         order: Which pairs are in which pool; None = every pair once per epoch.
+
+    Attributes:
+        num_epochs: None: any number.
     """
+
+    num_epochs = None
 
     def __init__(self, shards: ShardSet, *, seed: int, order: Order | None = None) -> None:
         self._shards = shards
@@ -119,3 +144,6 @@ class ShardPools:
             tgt_ids=tgt_ids,
             tgt_offsets=tgt_offsets,
         )
+
+    def close(self) -> None:
+        """Do nothing: a read takes no time that would matter."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit import __version__
+from mtkit.artefacts import atomic_directory, verify_directory
 from mtkit.config import differences, from_dict, to_dict
 from mtkit.data.blocks import EncodedBlock, encode_blocks, split_blocks
 from mtkit.data.corpus import Corpus, ReadCounts, SourceRecord, TextPair, check_directions
@@ -34,9 +35,10 @@ from mtkit.data.shards import (
     ShardSetMeta,
     held_out_paths,
 )
+from mtkit.data.sources import Skip
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ConfigError, DataError, MTKitError, UsageError
-from mtkit.files import atomic_directory, open_output, read_json, verify_directory, write_json
+from mtkit.files import open_output, read_json, write_json
 
 _HELD_OUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -272,8 +274,8 @@ def _read_blocks(train: Corpus, *, num_done: int, shard_pairs: int, counts: Read
     """The text after the first `num_done` pairs in blocks of one source each, whose number is added to `sources`."""
     num_read = 0
     for number, source in enumerate(train.sources):
-        pairs = iter(source.read(counts))
-        num_skipped = sum(1 for _ in itertools.islice(pairs, max(0, num_done - num_read)))
+        pairs = source.read(counts, Skip())
+        num_skipped = sum(1 for _ in itertools.islice(pairs, max(0, num_done - num_read)))  # decoded, for their counts
         num_read += num_skipped
         for block in split_blocks(pairs, shard_pairs=shard_pairs, num_before=num_read):
             num_read += len(block)

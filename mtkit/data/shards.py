@@ -17,11 +17,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mtkit.artefacts import Manifest, Verify, verify_directory
 from mtkit.config import from_dict
 from mtkit.data.token_file import DAMAGED_HINT, Ids, Int64s, TokenFile
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
-from mtkit.files import Manifest, Verify, read_json, read_lines, verify_directory
+from mtkit.files import read_json, read_lines
 
 KIND = "shards"
 META_NAME = "shards.json"
@@ -129,6 +130,7 @@ class ShardSet:
                 f"{directory}: the bundled tokenizer has the fingerprint {tokenizer.fingerprint}, but the shards were made with {meta.tokenizer}",
                 hint=DAMAGED_HINT,
             )
+        _require_listed(meta, manifest, directory)
         read_offsets = _is_read_whole(meta)
         shards = [
             (
@@ -295,6 +297,15 @@ def _read_meta(path: Path) -> ShardSetMeta:
     if meta.format != SHARDS_FORMAT:
         raise ArtefactError(f"{path}: has format {meta.format}, this mtkit reads format {SHARDS_FORMAT}", hint="Run `mtkit preprocess` again.")
     return meta
+
+
+def _require_listed(meta: ShardSetMeta, manifest: Manifest, directory: Path) -> None:
+    """Refuse names that lead to files which are no part of the set, such as those of another directory."""
+    names = [f"{shard.name}.{side}" for shard in meta.shards for side in ("src", "tgt")]
+    names += [f"{HELD_OUT_DIRECTORY}/{name}.{side}" for name in meta.held_out for side in ("src", "tgt")]
+    for name in names:
+        if name not in manifest.files:
+            raise ArtefactError(f"{directory / META_NAME}: names the file {name!r}, which the manifest does not list", hint=DAMAGED_HINT)
 
 
 def _check_counts(shard: ShardMeta, *, src: TokenFile, tgt: TokenFile, where: Path) -> None:

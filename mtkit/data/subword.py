@@ -102,14 +102,19 @@ class SampledPools:
         self._seed = seed
 
     @property
-    def num_pairs(self) -> int:
-        """Pairs of an epoch."""
+    def num_pairs(self) -> int | None:
+        """Pairs of an epoch; None = not known."""
         return self._source.num_pairs
 
     @property
-    def num_pools(self) -> int:
-        """Pools of an epoch."""
+    def num_pools(self) -> int | None:
+        """Pools of an epoch; None = not known."""
         return self._source.num_pools
+
+    @property
+    def num_epochs(self) -> int | None:
+        """How often the data can be read; None = any number of times."""
+        return self._source.num_epochs
 
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool and draw; the same arguments give the same pool.
@@ -121,6 +126,10 @@ class SampledPools:
         src_ids, src_offsets = self._sampler.sample(pool.src_ids, pool.src_offsets, pool.indices, side="src", seed=self._seed, epoch=epoch)
         tgt_ids, tgt_offsets = self._sampler.sample(pool.tgt_ids, pool.tgt_offsets, pool.indices, side="tgt", seed=self._seed, epoch=epoch)
         return dataclasses.replace(pool, src_ids=src_ids, src_offsets=src_offsets, tgt_ids=tgt_ids, tgt_offsets=tgt_offsets)
+
+    def close(self) -> None:
+        """End a read that is going on in another thread."""
+        self._source.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,12 @@ from typing import Literal, Self
 
 import sentencepiece
 
+from mtkit.artefacts import atomic_directory, verify_directory
 from mtkit.config import from_dict, to_dict
+from mtkit.data.model_file import MAX_VOCAB_SIZE, check_model, read_model
 from mtkit.data.sample import MAX_SENTENCE_CHARS, SentenceSample
 from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError
-from mtkit.files import atomic_directory, one_line, read_json, verify_directory, write_json
+from mtkit.files import one_line, read_json, write_json
 
 Side = Literal["src", "tgt"]
 SIDES: tuple[Side, Side] = ("src", "tgt")
@@ -31,8 +33,6 @@ CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
 META_NAME = "tokenizer.json"
 FORMAT = 1
-MAX_MODEL_BYTES = 64 << 20
-MAX_VOCAB_SIZE = 1_000_000
 
 # Unigram training adds up floats per thread, so its result depends on their number: it is fixed, not taken from the machine.
 _TRAINING_THREADS = 16
@@ -270,13 +270,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read an artefact of kind `tokenizer`.
+        """Read an artefact of kind `tokenizer`, or the tokenizer of a model, checkpoint or shard set.
 
         Raises:
             ArtefactError: It is missing, damaged or something else.
         """
-        verify_directory(directory, kind="tokenizer")
-        return cls.read_files(directory)
+        bundled = directory / "tokenizer"
+        is_bundled = (bundled / META_NAME).is_file()
+        verify_directory(directory, kind=None if is_bundled else "tokenizer")
+        return cls.read_files(bundled if is_bundled else directory)
 
     @classmethod
     def read_files(cls, directory: Path) -> Self:
@@ -293,7 +295,7 @@ class Tokenizer:
             config = from_dict(TokenizerConfig, meta["config"])
             records = {name: meta["models"][name] for name in model_names(config)}
             trained_on = {name: TrainingText(**record["trained_on"]) for name, record in records.items()}
-            models = {name: _read_model(directory / name, sha256=str(record["sha256"])) for name, record in records.items()}
+            models = {name: read_model(directory / name, sha256=str(record["sha256"])) for name, record in records.items()}
             sizes = {name: int(record["vocab_size"]) for name, record in records.items()}
         except ConfigError as error:
             raise ArtefactError(f"{path}: {error.message}", hint=error.hint) from error
@@ -319,25 +321,12 @@ def _model_name(side: Side, *, joint: bool) -> str:
     return "tokenizer.model" if joint else f"{side}.model"
 
 
-def _read_model(path: Path, *, sha256: str) -> bytes:
-    """Read a model file and compare it with its recorded hash, before sentencepiece's own parser sees it."""
-    try:
-        size = path.stat().st_size
-        if not 0 < size <= MAX_MODEL_BYTES:
-            raise ArtefactError(f"{path}: {size} bytes cannot be a sentencepiece model (1 to {MAX_MODEL_BYTES})")
-        model = path.read_bytes()
-    except OSError as error:
-        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if hashlib.sha256(model).hexdigest() != sha256:
-        raise ArtefactError(f"{path}: its sha256 differs from the one in {META_NAME}", hint="The file is damaged or was exchanged; copy it anew.")
-    return model
-
-
 def _open_model(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
     try:
+        check_model(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ArtefactError(f"{name}: is not a sentencepiece model: {error}") from error
     if ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
         raise ArtefactError(f"{name}: has the ids {ids} for {', '.join(CONTROL_PIECES)}, and mtkit needs {(PAD_ID, UNK_ID, BOS_ID, EOS_ID)}")

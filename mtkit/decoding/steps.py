@@ -62,14 +62,20 @@ def model_step(models: Sequence[Transformer], src_BS: Tensor, src_mask_BS: Tenso
 
 
 @contextlib.contextmanager
-def inference(models: Sequence[Transformer]) -> Iterator[None]:
-    """A block without gradients and dropout; afterwards the models are in the mode they were in."""
+def in_eval_mode(models: Sequence[Transformer]) -> Iterator[None]:
+    """A block without dropout; afterwards the models are in the mode they were in."""
     modes = [model.training for model in models]
     try:
         for model in models:
             model.eval()
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for model, mode in zip(models, modes, strict=True):
             model.train(mode)
+
+
+@contextlib.contextmanager
+def inference(models: Sequence[Transformer]) -> Iterator[None]:
+    """A block without dropout and gradients, for this thread."""
+    with in_eval_mode(models), torch.inference_mode():
+        yield

@@ -5,20 +5,19 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from mtkit.checkpoint.format import load_model
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
-from mtkit.decoding.steps import MAX_SOURCE_LENGTH, inference, model_step, pad_sources
-from mtkit.errors import ArtefactError, ConfigError, ResourceError
+from mtkit.decoding.steps import MAX_SOURCE_LENGTH, in_eval_mode, inference, model_step, pad_sources
+from mtkit.errors import ConfigError, ResourceError
 from mtkit.files import one_line
 from mtkit.model.transformer import Transformer
 
@@ -131,8 +130,8 @@ class Translation:
 class LineTranslator(ABC):
     """Translates lines of text: all but the search itself, which is for the engine that a subclass stands for.
 
-    A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU and
-    in half precision rounding differs with the batch, and close calls may fall the other way.)
+    A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU, in
+    half precision and in int8 rounding differs with the batch, and close calls may fall the other way.)
 
     Args:
         tokenizer: Of the model.
@@ -140,19 +139,34 @@ class LineTranslator(ABC):
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
 
+        description: What computes, for a person.
+
     Attributes:
         search: As above.
         window_lines: As above.
+        description: As above.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, search: SearchConfig | None = None, batch_tokens: int = BATCH_TOKENS, window_lines: int = WINDOW_LINES
+        self,
+        tokenizer: Tokenizer,
+        *,
+        search: SearchConfig | None = None,
+        batch_tokens: int = BATCH_TOKENS,
+        window_lines: int = WINDOW_LINES,
+        description: str = "",
     ) -> None:
         self.search = search or SearchConfig()
         self._tokenizer = tokenizer
         self._batch_tokens = batch_tokens
         self.window_lines = window_lines
+        self.description = description
         self._forbidden_ids = tokenizer.forbidden_ids("tgt")
+
+    def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
+        """What `_search` gives for each batch, in their order."""
+        for sources, line_numbers in batches:
+            yield self._search(sources, line_numbers)
 
     @abstractmethod
     def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
@@ -194,10 +208,11 @@ class LineTranslator(ABC):
             results[index] = None
         lengths = [min(len(sources[index]), limit) + 1 for index in with_content]
         batches = [[with_content[place] for place in batch] for batch in batches_by_length(lengths, max_tokens=self._batch_tokens)]
-        num_handed_over = 0
         # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
-        for batch in [[], *sorted(batches, key=min)]:
-            found = self._search([sources[index][:limit] for index in batch], [first_line + index for index in batch]) if batch else []
+        batches.sort(key=min)
+        searches = self._search_all([([sources[index][:limit] for index in batch], [first_line + index for index in batch]) for batch in batches])
+        num_handed_over = 0
+        for batch, found in itertools.chain([([], [])], zip(batches, searches, strict=True)):
             for index, hypotheses in zip(batch, found, strict=True):
                 results[index] = self._translation(first_line + index, hypotheses, num_src_tokens=len(sources[index]))
             ready = list(itertools.takewhile(lambda result: result is not None, results[num_handed_over:]))
@@ -238,6 +253,9 @@ class Translator(LineTranslator):
         device: Where the models are.
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
+        workers: Batches that are searched at the same time, on a CPU; None = one, with the threads that torch has. Several have a thread each, since
+            products of this size gain little from more; a batch that is alone gets all of them.
+        description: What computes, for a person.
     """
 
     def __init__(
@@ -249,10 +267,29 @@ class Translator(LineTranslator):
         device: torch.device | str = "cpu",
         batch_tokens: int = BATCH_TOKENS,
         window_lines: int = WINDOW_LINES,
+        workers: int | None = None,
+        description: str = "",
     ) -> None:
-        super().__init__(tokenizer, search=search, batch_tokens=batch_tokens, window_lines=window_lines)
+        super().__init__(tokenizer, search=search, batch_tokens=batch_tokens, window_lines=window_lines, description=description)
         self._models = list(models)
         self._device = device
+        self._workers = workers
+
+    def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
+        if self._workers is None:
+            yield from super()._search_all(batches)
+        elif len(batches) < 2 or self._workers < 2:
+            torch.set_num_threads(self._workers)
+            yield from super()._search_all(batches)
+        else:
+            threads = ThreadPoolExecutor(self._workers, thread_name_prefix="mtkit-search", initializer=torch.set_num_threads, initargs=(1,))
+            with in_eval_mode(self._models):  # here once for all threads, which share the models
+                try:
+                    running = [threads.submit(self._search, sources, line_numbers) for sources, line_numbers in batches]
+                    for search in running:
+                        yield search.result()
+                finally:
+                    threads.shutdown(cancel_futures=True)
 
     def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
         """The hypotheses of a batch of sources."""
@@ -293,31 +330,6 @@ class Translator(LineTranslator):
                 f"lines {min(line_numbers)} to {max(line_numbers)}: a batch of {len(sources)} sentences does not fit into the memory of {device}",
                 hint=f"Use smaller batches; now they have {self._batch_tokens} tokens (--batch-tokens).",
             ) from error
-
-
-def load_models(
-    paths: Sequence[Path | str], *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> tuple[list[Transformer], Tokenizer]:
-    """Load one model, or several for an ensemble.
-
-    Args:
-        paths: Model, checkpoint or run directories.
-        device: Where the weights go.
-        dtype: What they are converted to.
-
-    Raises:
-        ArtefactError: One cannot be loaded, or their tokenizers differ.
-    """
-    loaded = [load_model(path, device=device) for path in paths]
-    first = loaded[0]
-    for other in loaded[1:]:
-        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
-            raise ArtefactError(
-                f"{first.path} and {other.path} have different tokenizers "
-                f"({first.tokenizer.fingerprint[:16]} and {other.tokenizer.fingerprint[:16]}), so they cannot translate together",
-                hint="The models of an ensemble must be trained with one tokenizer.",
-            )
-    return [item.model.to(dtype) for item in loaded], first.tokenizer
 
 
 def _line_seed(seed: int, line: int) -> int:

@@ -23,9 +23,6 @@ from mtkit.model.dropout import dropout
 MATMUL_MAX_SCORES = 256 * 256
 """Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
 
-SMALLEST_BMM = 400
-"""Batched products of vectors with fewer numbers per product take torch's slow way on a CPU; sums of products are faster there."""
-
 
 class Attention(Protocol):
     """Which keys each query of a batch attends to."""
@@ -160,52 +157,24 @@ def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, 
     return out_BHTC.transpose(1, 2).flatten(2)
 
 
-def attend_from_newest(q_RD: Tensor, k_TRD: Tensor, v_TRD: Tensor, *, num_heads: int) -> Tensor:
-    """Attention of one query per row to all keys of the row, as decoding needs it at every step: out_RD.
-
-    Args:
-        q_RD: Queries of R rows.
-        k_TRD: Keys of T positions, positions first.
-        v_TRD: Values.
-        num_heads: H.
-    """
-    num_positions, num_rows, _ = k_TRD.shape
-    if not _is_wide_cpu(q_RD):
-        q_RHC, (k_RHTC, v_RHTC) = q_RD.unflatten(1, (num_heads, -1)), (x.unflatten(2, (num_heads, -1)).permute(1, 2, 0, 3) for x in (k_TRD, v_TRD))
-        return functional.scaled_dot_product_attention(q_RHC.unsqueeze(2), k_RHTC, v_RHTC).flatten(1)
-    q_RHC = (q_RD * (q_RD.shape[1] // num_heads) ** -0.5).unflatten(1, (num_heads, -1))
-    k_TRHC, v_TRHC = (x.unflatten(2, (num_heads, -1)) for x in (k_TRD, v_TRD))
-    if num_positions * q_RHC.shape[2] < SMALLEST_BMM:
-        weights_TRH = (k_TRHC * q_RHC).sum(dim=3).softmax(dim=0)
-        return (v_TRHC * weights_TRH.unsqueeze(3)).sum(dim=0).flatten(1)
-    k_TQC, v_TQC = k_TRHC.flatten(1, 2), v_TRHC.flatten(1, 2)  # Q: a row's head
-    weights_Q1T = torch.bmm(q_RHC.flatten(0, 1).unsqueeze(1), k_TQC.permute(1, 2, 0)).softmax(dim=2)
-    out_RD: Tensor = torch.bmm(weights_Q1T, v_TQC.transpose(0, 1)).view(num_rows, -1)
-    return out_RD
-
-
-def attend_to_source(q_BGD: Tensor, kv_2BHSC: Tensor, mask_BS: Tensor) -> Tensor:
-    """Attention of the few hypotheses of a sentence to its source, as decoding needs it at every step: out_BGD.
+def attend_in_groups(q_BGD: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of the few hypotheses of a sentence to the same N keys, as decoding needs it at every step: out_BGD.
 
     Args:
         q_BGD: One query for each of G hypotheses.
-        kv_2BHSC: Keys and values of S source positions.
-        mask_BS: True at real tokens.
+        k_BHNC: Keys.
+        v_BHNC: Values.
+        mask: bool, True where a query may attend to a key, and broadcasts to BHGN; None = everywhere.
     """
-    k_BHSC, v_BHSC = kv_2BHSC.unbind()
-    q_BHGC = q_BGD.unflatten(2, (k_BHSC.shape[1], -1)).transpose(1, 2)
-    mask_B11S = mask_BS[:, None, None, :]
-    if not _is_wide_cpu(q_BGD):
-        out_BHGC = functional.scaled_dot_product_attention(q_BHGC, k_BHSC, v_BHSC, attn_mask=mask_B11S)
-    else:
-        scores_BHGS = torch.matmul(q_BHGC * k_BHSC.shape[3] ** -0.5, k_BHSC.transpose(2, 3))
-        out_BHGC = torch.matmul(scores_BHGS.masked_fill_(~mask_B11S, -torch.inf).softmax(dim=3), v_BHSC)
+    q_BHGC = q_BGD.unflatten(2, (k_BHNC.shape[1], -1)).transpose(1, 2)
+    if q_BGD.device.type != "cpu" or q_BGD.dtype not in (torch.float32, torch.float64):
+        out_BHGC = functional.scaled_dot_product_attention(q_BHGC, k_BHNC, v_BHNC, attn_mask=mask)
+    else:  # torch's fused attention is made for long sequences
+        scores_BHGN = torch.matmul(q_BHGC * k_BHNC.shape[3] ** -0.5, k_BHNC.transpose(2, 3))
+        if mask is not None:
+            scores_BHGN.masked_fill_(~mask, torch.finfo(scores_BHGN.dtype).min)
+        out_BHGC = torch.matmul(scores_BHGN.softmax(dim=3), v_BHNC)
     return out_BHGC.transpose(1, 2).flatten(2)
-
-
-def _is_wide_cpu(x: Tensor) -> bool:
-    """Whether plain products are faster than torch's fused attention, which on a CPU is made for long sequences."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
 def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:

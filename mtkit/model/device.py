@@ -15,6 +15,8 @@ from mtkit.errors import UsageError
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
+InferencePrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mtkit.model.attention import Attention, attend_from_newest, attend_to_source
+from mtkit.model.attention import Attention, attend_in_groups
 from mtkit.model.cache import DecoderCache
 from mtkit.model.config import Activation, ModelConfig
 from mtkit.model.dropout import dropout
@@ -67,10 +67,9 @@ class SelfAttention(nn.Module):
 
     def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """Attend from the newest position to all positions in the cache and itself."""
-        d_model = x_RD.shape[1]
-        q_RD, kv_RE = self.in_proj(x_RD).split((d_model, 2 * d_model), dim=-1)
-        k_TRD, v_TRD = cache.append(layer, kv_RE)
-        out_RD: Tensor = self.out_proj(attend_from_newest(q_RD, k_TRD, v_TRD, num_heads=self.num_heads))
+        q_BGD, kv_BGE = cache.group(self.in_proj(x_RD)).split((x_RD.shape[1], 2 * x_RD.shape[1]), dim=-1)
+        heads_BGD = attend_in_groups(q_BGD, *cache.append(layer, kv_BGE), cache.visible())
+        out_RD: Tensor = self.out_proj(cache.ungroup(heads_BGD))
         return out_RD
 
 
@@ -95,11 +94,12 @@ class CrossAttention(nn.Module):
     def start(self, memory_BSD: Tensor) -> Tensor:
         """Keys and values of the source by heads, for `step`: [2, B, H, S, C]."""
         kv_BSE: Tensor = self.kv_proj(memory_BSD)
-        return kv_BSE.unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
+        return kv_BSE.view(*kv_BSE.shape[:2], 2, self.num_heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
     def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """Attend from the newest position of each row to the source of its sentence."""
-        heads_BGD = attend_to_source(cache.group(self.q_proj(x_RD)), cache.cross_kv[layer], cache.src_mask_BS)
+        k_BHSC, v_BHSC = cache.cross_kv[layer].unbind()
+        heads_BGD = attend_in_groups(cache.group(self.q_proj(x_RD)), k_BHSC, v_BHSC, cache.src_mask_BS[:, None, None, :])
         out_RD: Tensor = self.out_proj(cache.ungroup(heads_BGD))
         return out_RD
 

@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         src_rows, tgt_rows = (math.ceil(size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE for size in (src_vocab_size, tgt_vocab_size))
         self.src_embedding = nn.Embedding(src_rows, config.d_model)
         self.tgt_embedding = None if config.tie_embeddings == "three-way" else nn.Embedding(tgt_rows, config.d_model)
-        self.output_projection = nn.Linear(config.d_model, tgt_rows, bias=False) if config.tie_embeddings == "none" else None
+        self.output_projection: nn.Module | None = nn.Linear(config.d_model, tgt_rows, bias=False) if config.tie_embeddings == "none" else None
         self.positions = Positions(config.d_model)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
@@ -144,7 +144,7 @@ class Transformer(nn.Module):
                 for block in projection.weight.chunk(projection.out_features // self.config.d_model):
                     nn.init.xavier_uniform_(block, gain=2**-0.5)
         if self.output_projection is not None:
-            nn.init.normal_(self.output_projection.weight, std=self.config.d_model**-0.5)
+            nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
         self.src_weight[self.src_vocab_size :].zero_()
         self.tgt_weight[self.tgt_vocab_size :].zero_()
         self.output_weight[self.tgt_vocab_size :].zero_()
@@ -162,7 +162,7 @@ class Transformer(nn.Module):
     @property
     def output_weight(self) -> Tensor:
         """The output projection; unless tying is off, the same tensor as `tgt_weight`."""
-        return self.tgt_weight if self.output_projection is None else self.output_projection.weight
+        return self.tgt_weight if self.output_projection is None else cast(nn.Linear, self.output_projection).weight
 
     def num_parameters(self) -> int:
         """Number of trainable values, tied ones counted once, padding rows included."""
@@ -232,7 +232,8 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores before softmax, [..., V], for hidden states [..., D]; in autocast's dtype, so take them to fp32 before a log-softmax."""
-        return functional.linear(hidden, self.output_weight)[..., : self.tgt_vocab_size]
+        logits = functional.linear(hidden, self.tgt_weight) if self.output_projection is None else self.output_projection(hidden)
+        return cast(Tensor, logits)[..., : self.tgt_vocab_size]
 
     @torch.no_grad()
     def start_cache(self, memory_BSD: Tensor, src_mask_BS: Tensor) -> DecoderCache:

@@ -23,11 +23,17 @@ class DataConfig:
     """Where the sentence pairs come from."""
 
     train: tuple[str, ...] = ()
-    """Source and target file, several pairs one after the other; or TSV, parquet, JSON-lines files or `hf:NAME:CONFIG`. Empty = `shards`."""
+    """Source and target file, several pairs one after the other; or TSV, parquet, JSON-lines files, `hf:NAME:CONFIG`, or `-`, TSV on stdin.
+    Empty = `shards`."""
     dev: tuple[str, ...] = ()
     """The dev set in the same form."""
     shards: str | None = None
     """A directory that `mtkit preprocess` wrote, with its dev set; None = made from `train` and `dev`."""
+    stream: bool = False
+    """Encode the text of `train` while training goes on, without shards. It needs a tokenizer, and pools are shuffled, not the whole text."""
+    tokenizer: str | None = None
+    """Directory of the tokenizer that encodes `train`, or of a model or shard set that holds it. None = learnt from the text, or that of
+    `init_from`."""
     src_lang: str | None = None
     """Source language code; chooses the side of a data set with named columns, and names the model."""
     tgt_lang: str | None = None
@@ -47,6 +53,12 @@ class DataConfig:
             raise ConfigError(f"temperature must be at least 1, but is {self.temperature}")
         if self.shards is not None and (self.train or self.dev):
             raise ConfigError("shards and train or dev exclude each other: shards hold their own dev set")
+        if self.shards is not None and (self.stream or self.tokenizer is not None):
+            raise ConfigError("shards and stream or tokenizer exclude each other: shards are encoded already")
+        if self.stream and (self.weights is not None or self.temperature is not None):
+            raise ConfigError(
+                "stream excludes weights and temperature: several corpora are streamed one after the other", hint="Make shards of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +171,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, but is {self.seed}")
-        if self.data.shards is None and self.training.init_from is None:  # shards, and a model to begin with, bring a tokenizer of their own
+        if self.data.shards is self.data.tokenizer is self.training.init_from is None:  # else there is a tokenizer already
             require_tying_fits(self.model, joint=self.tokenizer.joint)
             if self.training.subword_alpha is not None and self.tokenizer.type != "unigram":
                 raise ConfigError(f"training.subword_alpha is {self.training.subword_alpha}, which needs tokenizer.type = unigram")
@@ -188,6 +200,7 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "data.train",
     "data.dev",
     "data.shards",
+    "data.tokenizer",
     "data.src_lang",
     "data.tgt_lang",
     "tokenizer.",

@@ -18,8 +18,8 @@ class DryRunReport:
 
     Attributes:
         parameters: Trained numbers, tied ones once.
-        pairs: Sentence pairs.
-        updates_per_epoch: Updates in one pass over the data; of several pools, an estimate from the first.
+        pairs: Sentence pairs; None for a stream.
+        updates_per_epoch: Updates in one pass over the data; of several pools, an estimate from the first, and None for a stream.
         micro_batches_per_update: Over all processes.
         padding_share: Of the positions of the first pool.
         largest_src_shape: Rows and columns of the source of the largest micro-batch of the first pool.
@@ -29,8 +29,8 @@ class DryRunReport:
     """
 
     parameters: int
-    pairs: int
-    updates_per_epoch: int
+    pairs: int | None
+    updates_per_epoch: int | None
     micro_batches_per_update: int
     padding_share: float
     largest_src_shape: tuple[int, ...]

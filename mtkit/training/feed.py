@@ -16,10 +16,17 @@ from mtkit.training.step import UpdateBatch, update_batches
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPool:
-    """A pool in memory and its batches."""
+    """A pool in memory and its batches.
+
+    Attributes:
+        pool: The pairs.
+        plan: Their batches.
+        digest: Of the pairs.
+    """
 
     pool: Pool
     plan: PoolPlan
+    digest: str
 
     @property
     def following(self) -> tuple[int, int]:
@@ -82,13 +89,13 @@ class Feed:
         """
         pairs = self.source.read(epoch, pool)
         plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=self.budget, seed=self._seed, epoch=epoch, pool=pool)
-        return PlannedPool(pool=pairs, plan=plan)
+        return PlannedPool(pool=pairs, plan=plan, digest=pairs.digest())
 
-    def updates_per_epoch(self, planned: PlannedPool) -> int:
-        """Updates of an epoch: exact where an epoch is one pool, else estimated from the given pool by its share of the pairs."""
-        if self.source.num_pools == 1:
+    def updates_per_epoch(self, planned: PlannedPool) -> int | None:
+        """Updates of an epoch: exact where an epoch is one pool, else estimated from the given pool by its share of the pairs, if that is known."""
+        if planned.pool.is_last and planned.pool.number == 0:
             return planned.plan.num_updates
-        return round(planned.plan.num_updates * self.source.num_pairs / len(planned.pool))
+        return None if self.source.num_pairs is None else round(planned.plan.num_updates * self.source.num_pairs / len(planned.pool))
 
     def batches(self, pools: Iterator[PlannedPool], *, position: int = 0) -> Iterator[PlacedBatch]:
         """This process's share of the updates of some pools, one pool after the other.
@@ -105,7 +112,7 @@ class Feed:
 
     @contextlib.contextmanager
     def prefetch(self, planned: PlannedPool, *, position: int) -> Iterator[Iterator[PlacedBatch]]:
-        """The updates from a place on, epoch after epoch without end; the threads end with the `with` block.
+        """The updates from a place on, epoch after epoch, without end if the data can be read again; the threads end with the `with` block.
 
         Args:
             planned: The pool to begin with.
@@ -114,9 +121,15 @@ class Feed:
         with Prefetcher(self._pools_from(planned), depth=1) as pools:
             del planned  # a pool is freed when it is used up
             with Prefetcher(self.batches(pools, position=position)) as batches:
-                yield batches
+                try:
+                    yield batches
+                finally:
+                    self.source.close()
+                    pools.close()
 
     def _pools_from(self, planned: PlannedPool) -> Iterator[PlannedPool]:
-        while True:
-            yield planned
+        num_epochs = self.source.num_epochs
+        yield planned
+        while num_epochs is None or planned.following[0] < num_epochs:
             planned = self.plan(*planned.following)
+            yield planned

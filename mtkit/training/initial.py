@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from mtkit import config as codec
+from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import (
     ModelDescription,
     copy_parameters,
@@ -17,7 +18,6 @@ from mtkit.checkpoint.format import (
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
-from mtkit.files import verify_directory
 from mtkit.training.config import TrainConfig
 from mtkit.training.state import OPTIMIZER_NAME, restore_optimizer
 from mtkit.training.step import Updater

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtkit.artefacts import MANIFEST_NAME, Manifest, Verify, verify_directory
 from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, MODEL_NAME, TOKENIZER_NAME, read_tensor_header
 from mtkit.checkpoint.manager import STATE_NAME, list_checkpoints
 from mtkit.data.shards import REPORT_NAME, ShardSet
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError
-from mtkit.files import MANIFEST_NAME, Manifest, Verify, read_json, verify_directory
+from mtkit.files import read_json
 from mtkit.training.progress import read_metrics
 
 RUN_KIND = "run"

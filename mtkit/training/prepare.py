@@ -1,20 +1,28 @@
-"""From what the user named to shards: raw text gets a tokenizer and shards of its own below the run directory."""
+"""From what the user named to what a run trains on: shards, which are made of raw text below the run directory, or the text itself as a stream."""
 
 import contextlib
+import dataclasses
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtkit import config as codec
+from mtkit.artefacts import MANIFEST_NAME
+from mtkit.checkpoint.format import find_model
 from mtkit.data.corpus import Corpus, parse_corpus
 from mtkit.data.order import MixedOrder, Order
+from mtkit.data.pools import PoolSource, ShardPools
 from mtkit.data.preprocess import preprocess
 from mtkit.data.shards import ShardSet
+from mtkit.data.stream import StreamPools
+from mtkit.data.subword import SampledPools, SubwordSampler
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
-from mtkit.errors import ArtefactError, ConfigError, UsageError
-from mtkit.files import MANIFEST_NAME, read_json, sha256_file, write_json
+from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
+from mtkit.files import STDIO, read_json, sha256_file, write_json
 from mtkit.training.config import TrainConfig
 from mtkit.training.initial import open_initial
 from mtkit.training.run import RunDirectory
@@ -26,20 +34,35 @@ SOURCE_NAME = "source.json"
 Say = Callable[[str], None]
 
 
-def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Say) -> Path:
-    """Make the shards that a run needs, or find those made before from the same text and config.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """What a run trains on.
+
+    Attributes:
+        source: The training pairs.
+        dev: The dev set.
+        tokenizer: Of both.
+        fingerprint: Equal for equal data.
+    """
+
+    source: PoolSource
+    dev: DevSet
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
+def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_size: int = 1, say: Say) -> None:
+    """Make the shards that a run needs, or find those made before from the same text and config. Of a stream nothing is made.
 
     Args:
         config: Names shards, or text, or a data set.
         output: The run directory; what is made lies below `data/` in it.
         num_workers: Processes for preprocessing.
+        world_size: Processes that are going to train.
         say: Gets a line now and then.
 
-    Returns:
-        The directory of the shards.
-
     Raises:
-        UsageError: Neither shards nor text is named, or text without a dev set.
+        UsageError: Neither shards nor text is named, or text without a dev set, or a stream that cannot be read as it would have to be.
         DataError: The text cannot be used.
         ConfigError: What was made before comes from other text or another config, or the run is to begin with a model of another architecture.
         ArtefactError: The run is to begin with a model that cannot be read, or that does not fit the shards.
@@ -48,21 +71,27 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
     if config.data.shards is not None:
         if initial is not None:
             initial.require_tokenizer(ShardSet.open(Path(config.data.shards)).tokenizer, Path(config.data.shards))
-        return shards_directory(config, output)
+        return
     if not config.data.train:
         raise UsageError("no training data was given", hint="For example: --train train.en train.de --dev dev.en dev.de")
     if not config.data.dev:
         raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
-    directory = output / DATA_NAME
     train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
+    if initial is not None and config.data.tokenizer is not None:
+        initial.require_tokenizer(Tokenizer.load(Path(config.data.tokenizer)), Path(config.data.tokenizer))
+    if config.data.stream:
+        _require_streamable(config, train, world_size=world_size)
+        return
+    directory = output / DATA_NAME
     _require_a_weight_each(config, len(train.sources), where="data.train")
     if not (shards_directory(config, output) / MANIFEST_NAME).is_file():
         records, _ = train.check(), dev.check()  # unequal sides show now, not after a tokenizer was trained on them
         pipe = next((record.name for record in records if record.fingerprint is None), None)
-        if pipe is not None and config.training.init_from is None:
+        if pipe is not None and config.data.tokenizer is config.training.init_from is None:
             raise UsageError(
                 f"{pipe}: is a pipe, which can be read only once, but the text is needed twice: for a tokenizer, and to be encoded",
-                hint="Write the text to a file. Or train a tokenizer on a part of it, let `mtkit preprocess` read the pipe, and train with --shards.",
+                hint="Write the text to a file. Or train a tokenizer on a part of it, and train on the pipe with --stream --tokenizer DIR, "
+                "or let `mtkit preprocess` read it and train with --shards.",
             )
     source = _describe_source(config)
     if not (directory / SOURCE_NAME).exists() or _is_to_be_made_anew(directory, source):
@@ -80,7 +109,25 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, say: Sa
             num_workers=num_workers,
         )
         say(report.summary())
-    return shards
+
+
+def open_data(config: TrainConfig, output: Path) -> RunData:
+    """Open what `prepare_data` has prepared.
+
+    Args:
+        config: Of the run.
+        output: The run directory.
+
+    Raises:
+        ArtefactError: The shards or the tokenizer are damaged, or there is no dev set.
+        DataError: The text of a stream cannot be used.
+        ConfigError: The data cannot be drawn as the config says.
+    """
+    data = _open_stream(config) if config.data.stream else _open_shards(config, shards_directory(config, output))
+    if config.training.subword_alpha is None:
+        return data
+    sampler = SubwordSampler(data.tokenizer, alpha=config.training.subword_alpha)
+    return dataclasses.replace(data, source=SampledPools(data.source, sampler, seed=config.seed))
 
 
 def pair_order(config: TrainConfig, shards: ShardSet) -> Order | None:
@@ -131,11 +178,54 @@ def open_shards(path: Path) -> tuple[ShardSet, DevSet]:
     shards = ShardSet.open(path)
     if "dev" not in shards.held_out_names:
         raise ArtefactError(f"{path}: holds no dev set", hint="Make the shards anew with `mtkit preprocess --dev dev.en dev.de`.")
-    src_lines, tgt_lines = shards.held_out("dev")
-    kept = [(src, tgt) for src, tgt in zip(src_lines, tgt_lines, strict=True) if src.strip() and tgt.strip()]
-    if not kept:
+    dev = DevSet.of(zip(*shards.held_out("dev"), strict=True))
+    if not dev.src_lines:
         raise ArtefactError(f"{path}: its dev set holds no pair with text on both sides")
-    return shards, DevSet(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
+    return shards, dev
+
+
+def _open_shards(config: TrainConfig, path: Path) -> RunData:
+    shards, dev = open_shards(path)
+    source = ShardPools(shards, seed=config.seed, order=pair_order(config, shards))
+    return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
+
+
+def _open_stream(config: TrainConfig) -> RunData:
+    dev_corpus = _corpus(config, config.data.dev, split="validation")
+    dev = DevSet.of(dev_corpus.pairs())
+    if not dev.src_lines:
+        raise DataError(f"{dev_corpus.name}: holds no pair with text on both sides, so there is no dev set")
+    tokenizer = Tokenizer.load(_tokenizer_place(config))
+    # A pair that no batch can hold is dropped with the others, so that there is no pool of such pairs only.
+    longest = min(config.preprocess.filters.max_length or config.batch.max_tokens, config.batch.max_tokens - 1)
+    filters = dataclasses.replace(config.preprocess.filters, max_length=max(1, longest))
+    source = StreamPools(_corpus(config, config.data.train, split="train"), tokenizer=tokenizer, filters=filters)
+    parts = [source.fingerprint, list(dev.src_lines), list(dev.tgt_lines)]
+    return RunData(source=source, dev=dev, tokenizer=tokenizer, fingerprint=hashlib.sha256(json.dumps(parts).encode()).hexdigest())
+
+
+def _require_streamable(config: TrainConfig, train: Corpus, *, world_size: int) -> None:
+    """Refuse a stream that has no tokenizer, or that would have to be read more than once and cannot."""
+    if config.data.tokenizer is config.training.init_from is None:
+        raise UsageError(
+            "a stream needs a tokenizer, which cannot be learnt from text that is read as it is used",
+            hint="Train one on a part of the text with `mtkit tokenizer train`, and add --tokenizer DIR",
+        )
+    if STDIO in config.data.train and STDIO in config.data.dev:
+        raise UsageError("stdin cannot be both the training text and the dev set")
+    if world_size > 1 and train.is_pipe:
+        raise UsageError(
+            f"{train.name}: is a pipe, which one process only can read, but each of the {world_size} reads the whole stream",
+            hint="Write the text to a file, or leave out --nproc.",
+        )
+
+
+def _tokenizer_place(config: TrainConfig) -> Path:
+    """The directory that holds the tokenizer which a config names, itself or with the model to begin with."""
+    if config.data.tokenizer is not None:
+        return Path(config.data.tokenizer)
+    assert config.training.init_from is not None
+    return find_model(Path(config.training.init_from))
 
 
 def _require_a_weight_each(config: TrainConfig, num_corpora: int, *, where: str) -> None:
@@ -148,7 +238,7 @@ def _require_a_weight_each(config: TrainConfig, num_corpora: int, *, where: str)
 
 
 def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpus:
-    return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split)
+    return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split, stream=config.data.stream)
 
 
 def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -> Tokenizer:
@@ -157,6 +247,8 @@ def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -
     if (initial := open_initial(config)) is not None:
         say(f"taking the tokenizer of {initial.path}")
         tokenizer = initial.tokenizer
+    elif config.data.tokenizer is not None:
+        tokenizer = Tokenizer.load(Path(config.data.tokenizer))
     else:
         say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
         with contextlib.closing(corpus.pairs()) as pairs:
@@ -172,9 +264,17 @@ def _describe_source(config: TrainConfig) -> dict[str, Any]:
         "train": list(config.data.train),
         "dev": list(config.data.dev),
         "languages": [config.data.src_lang, config.data.tgt_lang],
-        "tokenizer": codec.to_dict(config.tokenizer) if config.training.init_from is None else {"init_from": config.training.init_from},
+        "tokenizer": _describe_tokenizer(config),
         "preprocess": codec.to_dict(config.preprocess),
     }
+
+
+def _describe_tokenizer(config: TrainConfig) -> dict[str, Any]:
+    if config.training.init_from is not None:
+        return {"init_from": config.training.init_from}
+    if config.data.tokenizer is not None:
+        return {"fingerprint": Tokenizer.load(Path(config.data.tokenizer)).fingerprint}
+    return codec.to_dict(config.tokenizer)
 
 
 def _fingerprint(path: Path) -> str | None:

@@ -11,6 +11,8 @@ Every record has `kind` and `step`. The kinds:
 Other tools may rely on these names. A record is on disk before training goes on; a run that resumes first removes records after its checkpoint.
 """
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mtkit import faults
 from mtkit.files import atomic_file, open_lines
 
 Record = Mapping[str, Any]
@@ -32,14 +35,35 @@ class MetricsFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._pending = b""
 
     def append(self, record: Record) -> None:
-        """Add one record; a value that is not finite becomes null, as JSON has no word for it."""
+        """Add one record; a value that is not finite becomes null, as JSON has no word for it.
+
+        Records that cannot be written now, because the disk is full, wait for the next one, or for `sync`.
+        """
         if self._path is None:
             return
         clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
-        with open(self._path, "ab") as stream:
-            stream.write((json.dumps(clean, ensure_ascii=False) + "\n").encode())
+        self._pending += (json.dumps(clean, ensure_ascii=False) + "\n").encode()
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        """Write what is pending, all of it or nothing."""
+        if self._path is None or not self._pending:
+            return
+        with open(self._path, "ab", buffering=0) as stream:
+            size = stream.tell()
+            try:
+                faults.reach("metrics")
+                written = stream.write(self._pending)
+                if written != len(self._pending):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            except OSError:
+                stream.truncate(size)
+                raise
+        self._pending = b""
 
     def cut_after(self, step: int, *, is_validated: bool) -> None:
         """Remove what will be made again: the records after a step, a torn last line, and the end of an earlier session at this step.
@@ -58,7 +82,12 @@ class MetricsFile:
                 stream.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
 
     def sync(self) -> None:
-        """Make the records durable; called before a checkpoint that counts on them."""
+        """Make the records durable; called before a checkpoint that counts on them.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        self._write()
         if self._path is not None and self._path.exists():
             descriptor = os.open(self._path, os.O_RDONLY)
             try:

@@ -11,6 +11,8 @@ run.lock         held while a process trains here
 import contextlib
 import fcntl
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,12 @@ from typing import Any
 
 from mtkit import config as codec
 from mtkit.checkpoint.layout import CHECKPOINTS_NAME, FINAL_MODEL_NAME
+from mtkit.checkpoint.manager import clean_up
 from mtkit.errors import ConfigError, MTKitError, UsageError
-from mtkit.files import read_json, write_json
+from mtkit.files import make_directory, read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes
+
+_UNFINISHED = re.compile(r"\.(config\.json|metrics\.jsonl|diverged\.json|model)\.tmp-\d+-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +51,12 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; the kernel lets go of it even when the process is killed.
+        """Hold the run for this process, and clean up after one that was killed; the kernel lets go of the lock even then.
 
         Raises:
             MTKitError: Another process trains here; the message names it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path)
         with open(self.path / "run.lock", "a+b") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,10 +64,21 @@ class RunDirectory:
                 stream.seek(0)
                 holder = stream.read(200).decode("utf-8", "replace").strip() or "another process"
                 raise MTKitError(f"{self.path}: is in use by {holder}", hint="Wait for it to end, or choose another --output.") from error
+            self._clean_up()
             stream.truncate(0)
             stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
             stream.flush()
             yield
+
+    def _clean_up(self) -> None:
+        """Remove what a killed process has left half-written, and recover what it has only half renamed."""
+        clean_up(self.checkpoints)
+        for path in self.path.iterdir():
+            if _UNFINISHED.fullmatch(path.name):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def adopt_config(self, config: TrainConfig) -> None:
         """Save the config of a new run, or compare it with that of the run which is here.

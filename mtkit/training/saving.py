@@ -6,13 +6,15 @@ from typing import Any
 import torch
 
 from mtkit import config as codec
+from mtkit import faults
+from mtkit.artefacts import read_manifest, verify_directory
 from mtkit.checkpoint.format import copy_parameters, describe, parameters_by_name, read_description, read_tensors, save_model
 from mtkit.checkpoint.layout import MODEL_NAME
 from mtkit.checkpoint.manager import CheckpointManager, StoredCheckpoint
-from mtkit.data.shards import ShardSet
 from mtkit.errors import ArtefactError
-from mtkit.files import read_manifest
+from mtkit.files import explain_write_errors, make_directory, require_space
 from mtkit.training.config import TrainConfig
+from mtkit.training.prepare import RunData
 from mtkit.training.run import RunDirectory
 from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, TrainState, optimizer_tensors, read_state, restore_optimizer, write_checkpoint_files
 from mtkit.training.step import Updater
@@ -23,17 +25,17 @@ class RunStore:
 
     Args:
         config: Of the run.
-        shards: Its training data, whose fingerprint every checkpoint carries.
+        data: What it trains on, whose fingerprint every checkpoint carries.
         run: Where its files are.
 
     Attributes:
         manager: Finds, keeps and removes the checkpoints.
     """
 
-    def __init__(self, config: TrainConfig, *, shards: ShardSet, run: RunDirectory) -> None:
+    def __init__(self, config: TrainConfig, *, data: RunData, run: RunDirectory) -> None:
         self.manager = CheckpointManager(run.checkpoints, config=config.checkpoint, metric=config.validation.metric)
         self._config = config
-        self._shards = shards
+        self._data = data
         self._run = run
 
     def find(self, *, world_size: int) -> tuple[StoredCheckpoint | None, list[str]]:
@@ -47,10 +49,10 @@ class RunStore:
         if checkpoint is None:
             return None, warnings
         inputs = read_manifest(checkpoint.path, kind="checkpoint").inputs
-        if inputs.get("data") != self._shards.fingerprint:
+        if inputs.get("data") != self._data.fingerprint:
             raise ArtefactError(
                 f"{checkpoint.path}: was trained on data with the fingerprint {str(inputs.get('data'))[:16]}, "
-                f"but the data given now has {self._shards.fingerprint[:16]}",
+                f"but the data given now has {self._data.fingerprint[:16]}",
                 hint="Give the data that the run was started with, or choose another --output for a new run.",
             )
         changes = codec.differences(codec.to_dict(read_description(checkpoint.path).model), codec.to_dict(self._config.model))
@@ -76,32 +78,53 @@ class RunStore:
         return state
 
     def save(self, state: TrainState, updater: Updater, *, world_size: int) -> None:
-        """Write a checkpoint of the current step. Only the main process calls it."""
+        """Write a checkpoint of the current step; when that fails, those which are there are as they were. Only the main process calls it.
+
+        Raises:
+            ResourceError: The disk is full, or would be.
+            MTKitError: The place cannot be written.
+        """
         state.scaler = updater.scaler.state()
-        inputs = {"data": self._shards.fingerprint, "world_size": world_size, "torch": torch.__version__}
+        tensors, optimizer = parameters_by_name(updater.model), optimizer_tensors(updater.optimizer, updater.parameter_names)
+        with explain_write_errors(self.manager.directory):
+            faults.reach("save")
+            make_directory(self.manager.directory)
+            require_space(self.manager.directory, sum(tensor.nbytes for part in (tensors, optimizer, updater.ema or {}) for tensor in part.values()))
+        inputs = {"data": self._data.fingerprint, "world_size": world_size, "torch": torch.__version__}
         with self.manager.write(state.step, config=codec.to_dict(self._config), inputs=inputs) as directory:
             write_checkpoint_files(
                 directory,
                 state=state,
-                tensors=parameters_by_name(updater.model),
-                optimizer=optimizer_tensors(updater.optimizer, updater.parameter_names),
+                tensors=tensors,
+                optimizer=optimizer,
                 ema=updater.ema,
-                description=describe(updater.model, self._shards.tokenizer, provenance=self._provenance(state)),
-                tokenizer=self._shards.tokenizer,
+                description=describe(updater.model, self._data.tokenizer, provenance=self._provenance(state)),
+                tokenizer=self._data.tokenizer,
             )
 
     def hand_over(self) -> Path:
         """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it. Only the main process calls it."""
-        path = (self.manager.best() or self.manager.stored()[-1:])[0].path
+        path = self._best_undamaged()
         save_model(
             self._run.model,
             tensors=read_tensors(path / MODEL_NAME),
             description=read_description(path),
-            tokenizer=self._shards.tokenizer,
+            tokenizer=self._data.tokenizer,
             inputs={"checkpoint": read_manifest(path).fingerprint},
             overwrite=True,
         )
         return self._run.model
+
+    def _best_undamaged(self) -> Path:
+        damage = []
+        for checkpoint in (*self.manager.best(), *reversed(self.manager.stored())):
+            try:
+                verify_directory(checkpoint.path, kind="checkpoint", level="full")
+            except ArtefactError as error:
+                damage.append(error.message)
+                continue
+            return checkpoint.path
+        raise ArtefactError(f"{self.manager.directory}: holds no undamaged checkpoint to make a model of: " + "; ".join(damage))
 
     def _provenance(self, state: TrainState) -> dict[str, Any]:
         return {
@@ -109,6 +132,6 @@ class RunStore:
             "scores": state.scores if state.scores_step == state.step else {},
             "src_lang": self._config.data.src_lang,
             "tgt_lang": self._config.data.tgt_lang,
-            "data": self._shards.fingerprint,
+            "data": self._data.fingerprint,
             "config": codec.to_dict(self._config),
         }

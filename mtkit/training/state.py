@@ -36,6 +36,7 @@ class TrainState:
         epoch: Number of the current epoch, from 0.
         pool: Number of the current pool in the epoch, from 0.
         position: Updates of this pool consumed, applied or skipped.
+        pool_digest: Of the pool of the last update (`Pool.digest`), to know it again; None before the first.
         num_tgt_tokens: Target tokens consumed, EOS included.
         num_skipped: Updates skipped for a non-finite gradient.
         num_skipped_in_row: Of these, how many came last without one applied.
@@ -52,6 +53,7 @@ class TrainState:
     epoch: int = 0
     pool: int = 0
     position: int = 0
+    pool_digest: str | None = None
     num_tgt_tokens: int = 0
     num_skipped: int = 0
     num_skipped_in_row: int = 0
@@ -98,6 +100,7 @@ class TrainState:
         try:
             if value["format"] != FORMAT:
                 raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
+            value = {"pool_digest": None, **value}  # younger than the format
             names = [entry.name for entry in dataclasses.fields(cls)]
             return cls(**{**{name: value[name] for name in names}, "scores": value["last_scores"]})
         except (KeyError, TypeError) as error:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from mtkit import faults
 from mtkit.data.batching import Lengths, PoolPlan
 from mtkit.data.loader import Batch, PackedBatch, Pairs, load_batch, move
 from mtkit.distributed import World, all_reduce_tensor
@@ -81,6 +82,45 @@ def _mix(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error of torch is about memory, that of a GPU or that of the machine."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def halves(batch: UpdateBatch) -> UpdateBatch | None:
+    """The same sentences in twice as many micro-batches, with other dropout; None where that is not possible."""
+    micro_batches: list[Batch | PackedBatch] = []
+    weights: list[float] = []
+    seeds: list[int] = []
+    for micro_batch, weight, seed in zip(batch.micro_batches, batch.weights, batch.seeds, strict=True):
+        if isinstance(micro_batch, PackedBatch):  # all have one shape: a smaller one would not be any smaller
+            return None
+        num_rows = len(micro_batch.src_BS)
+        for number, rows in enumerate((slice(0, num_rows // 2), slice(num_rows // 2, num_rows))):
+            if rows.start < rows.stop:
+                micro_batches.append(_rows(micro_batch, rows))
+                weights.append(weight)
+                seeds.append(_mix(seed, number))
+    if len(micro_batches) == len(batch.micro_batches):
+        return None
+    return UpdateBatch(micro_batches=micro_batches, weights=weights, seeds=seeds, num_tgt_tokens=batch.num_tgt_tokens)
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    """Some sentences of a batch, without the columns that only the others fill."""
+    num_src, num_tgt = (int(mask[rows].sum(dim=1).max()) for mask in (batch.src_mask_BS, batch.tgt_mask_BT))
+    src_mask_BS, tgt_mask_BT = batch.src_mask_BS[rows, :num_src], batch.tgt_mask_BT[rows, :num_tgt]
+    return Batch(
+        src_BS=batch.src_BS[rows, :num_src],
+        src_mask_BS=src_mask_BS,
+        tgt_in_BT=batch.tgt_in_BT[rows, :num_tgt],
+        tgt_out_BT=batch.tgt_out_BT[rows, :num_tgt],
+        tgt_mask_BT=tgt_mask_BT,
+        num_tgt_tokens=int(tgt_mask_BT.sum()),
+        num_src_tokens=int(src_mask_BS.sum()),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
     """What an update gave, over all processes.
@@ -90,6 +130,7 @@ class UpdateResult:
         nll_sum: Negative log-likelihood, summed over target tokens.
         gradient_norm: Euclidean norm before clipping; not finite when the update was skipped.
         is_applied: Whether the weights changed.
+        is_split: Whether it was made in smaller parts than planned, because the memory did not suffice.
         extra_sums: The sums of what each process put in.
     """
 
@@ -97,6 +138,7 @@ class UpdateResult:
     nll_sum: float
     gradient_norm: float
     is_applied: bool
+    is_split: bool
     extra_sums: list[float]
 
 
@@ -150,12 +192,31 @@ class Updater:
     def run(self, batch: UpdateBatch, *, lr: float, extra: Sequence[float] = ()) -> UpdateResult:
         """Do one update, or skip it when its gradient is not finite.
 
+        Where the memory does not suffice, it is tried once more in halves; not with several processes, of which the others are in the middle of an
+        exchange with this one.
+
         Args:
             batch: This process's share.
             lr: Learning rate.
             extra: Numbers to be summed over all processes on the way, so that they need no exchange of their own.
+
+        Raises:
+            RuntimeError: Out of memory, see `is_out_of_memory`.
         """
-        loss_sum, nll_sum = self.accumulate(batch)
+        sums_here, is_split = None, False
+        try:
+            faults.reach("step")
+            sums_here = self.accumulate(batch)
+        except RuntimeError as error:
+            halved = halves(batch) if self._world.size == 1 and is_out_of_memory(error) else None
+            if halved is None:
+                raise
+            batch, is_split = halved, True
+        if sums_here is None:  # not in the block above, where the error still holds on to what it could not fit
+            self._start_over()
+            faults.reach("step")
+            sums_here = self.accumulate(batch)
+        loss_sum, nll_sum = sums_here
         gradients = [parameter.grad for parameter in self.parameter_names if parameter.grad is not None]
         self.scaler.unscale(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -174,7 +235,30 @@ class Updater:
         if is_applied:
             self._update_ema()
         self.scaler.update(is_finite=bool(is_applied))
-        return UpdateResult(loss_sum=results[0], nll_sum=results[1], gradient_norm=gradient_norm, is_applied=bool(is_applied), extra_sums=results[2:])
+        return UpdateResult(
+            loss_sum=results[0],
+            nll_sum=results[1],
+            gradient_norm=gradient_norm,
+            is_applied=bool(is_applied),
+            is_split=is_split,
+            extra_sums=results[2:],
+        )
+
+    def try_out(self, batch: Batch | PackedBatch) -> None:
+        """Run a micro-batch forward and backward, to see whether the memory suffices; nothing comes of it.
+
+        Raises:
+            RuntimeError: Out of memory, see `is_out_of_memory`.
+        """
+        faults.reach("try")
+        self.accumulate(UpdateBatch(micro_batches=[batch], weights=[0.0], seeds=[0], num_tgt_tokens=batch.num_tgt_tokens))
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Forget what has been accumulated, and give its memory back."""
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def accumulate(self, batch: UpdateBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward of this process's micro-batches; leaves the gradient of the whole update in the parameters.

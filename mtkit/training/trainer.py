@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 
+from mtkit import faults
 from mtkit.checkpoint.manager import StoredCheckpoint
-from mtkit.data.batching import derive_budget, with_packing
+from mtkit.data.batching import derive_budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
-from mtkit.data.pools import PoolSource, ShardPools
-from mtkit.data.shards import ShardSet
-from mtkit.data.subword import SampledPools, SubwordSampler
 from mtkit.distributed import World
-from mtkit.errors import DivergedError, ResourceError, StoppedError
+from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError
 from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
@@ -25,14 +23,17 @@ from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.feed import Feed, PlacedBatch, PlannedPool
 from mtkit.training.micro import can_pack
 from mtkit.training.optim import learning_rate
-from mtkit.training.prepare import pair_order
+from mtkit.training.prepare import RunData
 from mtkit.training.progress import Meter, MetricsFile, Record, read_metrics
 from mtkit.training.run import RunDirectory
 from mtkit.training.saving import RunStore
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import TrainState
-from mtkit.training.step import Updater, UpdateResult
-from mtkit.training.validate import DevSet, validate
+from mtkit.training.step import Updater, UpdateResult, is_out_of_memory
+from mtkit.training.validate import validate
+
+MAX_FAILED_SAVES = 3
+"""So many saves in a row may fail before the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +56,7 @@ class Trainer:
 
     Args:
         config: Of the run.
-        shards: The training data.
-        dev: The dev set.
+        data: What it trains on.
         run: Where its files are.
         place: Where it computes.
         stop: Tells whether a signal asked the run to stop.
@@ -67,20 +67,21 @@ class Trainer:
         self,
         config: TrainConfig,
         *,
-        shards: ShardSet,
-        dev: DevSet,
+        data: RunData,
         run: RunDirectory,
         place: Place,
         stop: StopRequest,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self.data = data
         self.state = TrainState()
         self.place = place
-        self.store = RunStore(config, shards=shards, run=run)
-        require_tying_fits(config.model, joint=shards.tokenizer.joint)
+        self.store = RunStore(config, data=data, run=run)
+        require_tying_fits(config.model, joint=data.tokenizer.joint)
+        faults.reach("init")
         torch.manual_seed(config.seed)
-        model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
+        model = Transformer(config.model, src_vocab_size=data.tokenizer.src_vocab_size, tgt_vocab_size=data.tokenizer.tgt_vocab_size)
         is_packed = can_pack(config.model, place.device, place.precision)
         self.updater = Updater(
             model.to(place.device),
@@ -92,16 +93,13 @@ class Trainer:
             is_packed=is_packed,
             compile_model=config.training.compile_layers,
         )
-        budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=place.world.size)
-        source: PoolSource = ShardPools(shards, seed=config.seed, order=pair_order(config, shards))
-        if config.training.subword_alpha is not None:
-            source = SampledPools(source, SubwordSampler(shards.tokenizer, alpha=config.training.subword_alpha), seed=config.seed)
-        if is_packed:
-            first = source.read(0, 0)
-            budget = with_packing(budget, first.src_lengths, first.tgt_lengths)
-        self.feed = Feed(source, budget=budget, seed=config.seed, world=place.world)
-        self._shards = shards
-        self._dev = dev
+        budget = derive_budget(
+            batch_tokens=config.batch.batch_tokens,
+            max_tokens=config.batch.max_tokens,
+            world_size=place.world.size,
+            packed_for=data.source.read(0, 0).lengths if is_packed else None,
+        )
+        self.feed = Feed(data.source, budget=budget, seed=config.seed, world=place.world)
         self._run = run
         self._stop = stop
         self._clock = clock
@@ -113,6 +111,7 @@ class Trainer:
         self._last_save_s: float | None = None
         self._stopping = False
         self._saved_step: int | None = None
+        self._num_failed_saves = 0
         self._elapsed_at_start = 0.0
 
     def largest_batch(self) -> tuple[Batch | PackedBatch, PlannedPool]:
@@ -139,26 +138,41 @@ class Trainer:
     # --- the loop -----------------------------------------------------------------------------------------------------------------------
 
     def train(self) -> Iterator[Record]:
-        """Run until a limit, early stopping or a signal; yields the records of `metrics.jsonl` and of kind `checkpoint`.
+        """Run until a limit, early stopping or a signal; yields the records of `metrics.jsonl` and of the kinds `checkpoint`, `unsaved`, `split`.
 
         Raises:
             StoppedError: A signal asked for it; the state was saved.
             DivergedError: Too many updates in a row had non-finite gradients.
-            ResourceError: An update does not fit into the memory of the device.
+            ResourceError: An update does not fit into the memory of the device, or the state could not be saved.
         """
-        if (reason := self.finished()) is not None and self._is_complete():
+        reason = self.finished()
+        if reason is not None and self._is_complete():
             yield {"kind": "end", "step": self.state.step, "reason": reason, "resumed": True}
             return
         self._metrics.cut_after(self.state.step, is_validated=self.state.scores_step == self.state.step)
         self._elapsed_at_start = self.state.elapsed_s
         self._last_time = self._start_time = self._clock()
-        planned = self.feed.plan(self.state.epoch, self.state.pool)
-        yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
-        with self.feed.prefetch(planned, position=self.state.position) as batches:
-            del planned  # a pool is freed when it is used up
-            while self.finished() is None and not self._stopping:
-                yield from self._advance(batches)
+        if reason is None:
+            planned = self._plan_first()
+            yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
+            self._try_largest(planned)
+            self._last_time = self._clock()
+            with self.feed.prefetch(planned, position=self.state.position) as batches:
+                del planned  # a pool is freed when it is used up
+                while self.finished() is None and not self._stopping:
+                    yield from self._advance(batches)
         yield from self._finish()
+
+    def _plan_first(self) -> PlannedPool:
+        """The pool to go on with; it has to be that which the run left."""
+        state = self.state
+        planned = self.feed.plan(state.epoch, state.pool)
+        if state.position > 0 and state.pool_digest not in (None, planned.digest):
+            raise ArtefactError(
+                f"{self._run.path}: stopped in the middle of pool {state.pool} of epoch {state.epoch}, which now holds other pairs",
+                hint="Give the same text in the same order that the run was started with, or choose another --output for a new run.",
+            )
+        return planned
 
     def finished(self) -> str | None:
         """Which limit the run has reached, or None."""
@@ -171,6 +185,9 @@ class Trainer:
             return f"training.max_tokens = {limits.max_tokens} reached"
         if limits.max_minutes is not None and state.elapsed_s >= limits.max_minutes * 60.0:
             return f"training.max_minutes = {limits.max_minutes:g} reached"
+        num_epochs = self.data.source.num_epochs
+        if num_epochs is not None and state.epoch >= num_epochs:
+            return "the stream ended"
         patience = self.config.validation.patience
         if patience is not None and state.num_bad_validations >= patience:
             return f"no better {self.config.validation.metric} in {patience} validations (best {state.best_value:.4g} at step {state.best_step})"
@@ -188,6 +205,9 @@ class Trainer:
         asked = self._clock()
         placed = next(batches)
         result = self._update(placed, waited=self._clock() - asked)
+        if result.is_split:
+            shapes = [list(batch.tgt_in_BT.shape) for batch in placed.batch.micro_batches if isinstance(batch, Batch)]
+            yield {"kind": "split", "step": self.state.step, "shapes": shapes}
         if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
             yield from self._log()
         if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
@@ -195,8 +215,7 @@ class Trainer:
             yield from self._validate()
         elif self._is_due(self.config.checkpoint.every_steps, self.config.checkpoint.every_minutes, self._last_save_s, result):
             yield from self._log()
-            self._save()
-            yield {"kind": "checkpoint", "step": self.state.step}
+            yield from self._save()
 
     def _update(self, placed: PlacedBatch, *, waited: float) -> UpdateResult:
         """Do one update and bring the state up to date with it."""
@@ -206,12 +225,10 @@ class Trainer:
         extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
         try:
             result = self.updater.run(placed.batch, lr=lr, extra=extra)
-        except torch.OutOfMemoryError as error:
-            raise ResourceError(
-                f"update {state.step + 1} does not fit into the memory of {self.place.device}",
-                hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
-                "--dry-run tries the largest batch. The last checkpoint is intact.",
-            ) from error
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory(f"update {state.step + 1}") from error
         requested, interrupted, state.elapsed_s = result.extra_sums
         if requested:
             self._stopping = True
@@ -221,6 +238,7 @@ class Trainer:
         if self._last_save_s is None:
             self._last_save_s = state.elapsed_s
         state.epoch, state.pool, state.position = placed.following
+        state.pool_digest = placed.planned.digest
         state.num_tgt_tokens += placed.batch.num_tgt_tokens
         now = self._clock()
         if result.is_applied:
@@ -238,6 +256,26 @@ class Trainer:
             self._skip(result, placed)
         self._last_time = now
         return result
+
+    def _try_largest(self, planned: PlannedPool) -> None:
+        """Run the largest batch to come, so that a lack of memory shows at once and not after hours. (Packed batches are all of one size.)"""
+        if planned.plan.shape is not None:
+            return
+        largest = planned.plan.largest(planned.pool.src_lengths, planned.pool.tgt_lengths)
+        batch = load_batch(planned.pool, largest)
+        try:
+            self.updater.try_out(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory("the largest batch") from error
+
+    def _out_of_memory(self, what: str) -> ResourceError:
+        return ResourceError(
+            f"{what} does not fit into the memory of {self.place.device}",
+            hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
+            "--dry-run tries the largest batch. The last checkpoint is intact.",
+        )
 
     def _skip(self, result: UpdateResult, placed: PlacedBatch) -> None:
         """Count an update that was not applied; too many in a row end the run."""
@@ -260,11 +298,12 @@ class Trainer:
     def _validate(self) -> Iterator[Record]:
         """Validate, take the result into the state, save: in this order, so that a resumed run knows all of it or none."""
         config = self.config
+        faults.reach("valid")
         with self.updater.weights_for_use() as model:
             scores = validate(
                 model,
-                self._shards.tokenizer,
-                self._dev,
+                self.data.tokenizer,
+                self.data.dev,
                 search=config.validation.search if config.validation.translate else None,
                 device=self.place.device,
                 world=self.place.world,
@@ -283,37 +322,52 @@ class Trainer:
             }
         )
         self._saved_step = None  # a checkpoint of this step without the result would be incomplete
-        self._save()
+        yield from self._save()
         self._last_validation_s = None
         self._last_time = self._clock()
-        yield {"kind": "checkpoint", "step": self.state.step}
 
     def _finish(self) -> Iterator[Record]:
         """Validate and save what is not yet, hand over the model, or raise for a signal."""
         reason = self.finished()
         yield from self._log()
         if reason is None:
-            self._save()
+            yield from self._save(is_last=True)
             raise StoppedError(
                 f"stopped at step {self.state.step}; the state is saved in {self._run.checkpoints}. Run the same command again to go on.",
                 interrupted=self._stop.interrupted,
             )
         if self.state.scores_step != self.state.step:
             yield from self._validate()
-        self._save()
+        yield from self._save(is_last=True)
         if self.place.world.is_main:
             self.store.hand_over()
         yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})
 
     # --- small parts --------------------------------------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        """Write a checkpoint of the current step, unless there is one."""
-        if self._saved_step != self.state.step and self.place.world.is_main:
-            self._metrics.sync()
-            self.store.save(self.state, self.updater, world_size=self.place.world.size)
-        self._saved_step = self.state.step
+    def _save(self, *, is_last: bool = False) -> Iterator[Record]:
+        """Write a checkpoint of the current step, unless there is one. A failure is told, and raised where it is one too many or the last save."""
         self._last_save_s = None
+        if self._saved_step == self.state.step:
+            return
+        if self.place.world.is_main:
+            try:
+                self._metrics.sync()
+                self.store.save(self.state, self.updater, world_size=self.place.world.size)
+            except (MTKitError, OSError) as error:
+                self._num_failed_saves += 1
+                if is_last or self._num_failed_saves == MAX_FAILED_SAVES:
+                    raise ResourceError(
+                        f"the state at step {self.state.step} could not be saved"
+                        + (f", {self._num_failed_saves} times in a row" if self._num_failed_saves > 1 else "")
+                        + f": {error}",
+                        hint="The checkpoints that are there are intact. Put it right and run the same command again to go on from the last of them.",
+                    ) from error
+                yield {"kind": "unsaved", "step": self.state.step, "reason": str(error).partition("\n")[0]}
+                return
+        self._num_failed_saves = 0
+        self._saved_step = self.state.step
+        yield {"kind": "checkpoint", "step": self.state.step}
 
     def _elapsed(self) -> float:
         return self._elapsed_at_start + self._clock() - self._start_time
@@ -348,7 +402,7 @@ class Trainer:
             "precision": self.place.precision.name,
             "world_size": self.place.world.size,
             "parameters": self.updater.model.num_parameters(),
-            "pairs": self._shards.num_pairs,
+            "pairs": self.data.source.num_pairs,
             "pairs_skipped": planned.plan.num_skipped,
             "updates_per_epoch": self.feed.updates_per_epoch(planned),
             "micro_batches_per_update": self.feed.budget.micro_per_update,

@@ -1,7 +1,8 @@
 """Validation: loss and perplexity on the dev set, and BLEU and chrF of its real translation against the raw references."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -22,6 +23,12 @@ class DevSet:
 
     src_lines: Sequence[str]
     tgt_lines: Sequence[str]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Self:
+        """The dev set of some pairs of lines."""
+        kept = [(src, tgt) for src, tgt in pairs if src.strip() and tgt.strip()]
+        return cls(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
 
     def share(self, world: World) -> "DevSet":
         """Every world.size-th pair, from the rank on: what this process works on."""

@@ -10,6 +10,7 @@
 #   multi30k.json        the Multi30k recipe: scores on the dev set, and how long it took
 #   scores.json          BLEU of its average on test2016
 #   translate-*.json     decoding speed of the model trained there, with BLEU
+#   search-*.json        decoding speed of base with random weights: beam 4, greedy, and one sentence at a time
 # A step that fails does not stop the next; the exit code is the number of failed steps.
 #
 # Variables: MTKIT, PYTHON; DEVICE (cuda); PRESETS (base big tiny); UPDATES of each repeat (20); STEPS of the Multi30k training (that of the recipe).
@@ -52,11 +53,18 @@ bench_translate() { # BEAM_SIZE
         --device "$DEVICE" --json > "$out/translate-beam$1.json"
 }
 
+bench_search() { # NAME BEAM_SIZE SENTENCES BATCH
+    $MTKIT bench search --preset base --beam-size "$2" --sentences "$3" --batch-sentences "$4" --device "$DEVICE" --json > "$out/search-$1.json"
+}
+
 step "GPU tests" gpu_tests
 for preset in $PRESETS; do
     step "bench train $preset" bench_train "$preset" true "$preset"
     step "bench train $preset, uncompiled" bench_train "$preset" false "$preset-uncompiled"
 done
 step "Multi30k training" multi30k
+step "bench search, beam 4" bench_search beam4 4 1024 512
+step "bench search, greedy" bench_search greedy 1 1024 512
+step "bench search, one at a time" bench_search single 4 8 1
 for beam in 4 1; do step "bench translate, beam $beam" bench_translate "$beam"; done
 exit "$failed"

@@ -13,12 +13,13 @@ import ctranslate2
 import pytest
 import torch
 
+from mtkit.artefacts import MANIFEST_NAME, read_manifest, verify_directory
 from mtkit.checkpoint.ctranslate2 import ACTIVATIONS, MAX_POSITIONS, ExportPrecision, export_ctranslate2, import_ctranslate2, pieces_in_order
 from mtkit.checkpoint.format import LoadedModel, load_model, parameters_by_name
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.decoding.scoring import score_token_pairs
 from mtkit.errors import MTKitError, ResourceError
-from mtkit.files import MANIFEST_NAME, read_lines, read_manifest, verify_directory
+from mtkit.files import read_lines
 from mtkit.model.config import Activation, ModelConfig, Norm, TieEmbeddings
 from mtkit.model.transformer import VOCAB_MULTIPLE, Transformer
 from tests.decoding.builders import save, sentences

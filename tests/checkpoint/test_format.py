@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from mtkit.artefacts import MANIFEST_NAME
 from mtkit.checkpoint.format import (
     check_shapes,
     describe,
@@ -21,7 +22,6 @@ from mtkit.checkpoint.format import (
 from mtkit.checkpoint.layout import MODEL_NAME, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.errors import ArtefactError, MTKitError, ResourceError
-from mtkit.files import MANIFEST_NAME
 from mtkit.model.transformer import Transformer
 
 
@@ -134,6 +134,25 @@ def test_a_config_that_asks_for_more_than_the_file_holds_does_not_eat_memory(sav
         load_model(saved)
     edit_json(saved / "config.json", model={**model, "num_encoder_layers": 10**9})
     with pytest.raises(ArtefactError, match="layers"):
+        load_model(saved)
+
+
+def test_a_size_that_overflows_is_refused(saved: Path) -> None:
+    model = json.loads((saved / "config.json").read_text())["model"]
+    for key, value in (("ffn_dim", 1 << 70), ("d_model", 1 << 40)):
+        edit_json(saved / "config.json", model={**model, key: value})
+        with pytest.raises(ArtefactError, match=f"{key} is {value}, and 0 to"):
+            load_model(saved)
+    edit_json(saved / "config.json", model=model, src_vocab_size=1 << 61)
+    with pytest.raises(ArtefactError, match="src_vocab_size is"):
+        load_model(saved)
+
+
+def test_weights_of_another_type_are_refused_by_name(saved: Path) -> None:
+    tensors = {name: tensor.double() for name, tensor in load_file(saved / "model.safetensors").items()}
+    save_file(tensors, saved / "model.safetensors")
+    refresh_manifest(saved / "model.safetensors")
+    with pytest.raises(ArtefactError, match="has the type 'F64', and F32 is needed"):
         load_model(saved)
 
 

@@ -1,12 +1,18 @@
 """Which checkpoints are seen, kept and removed."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, Metric
+from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, Metric, clean_up
 from mtkit.errors import ArtefactError, ConfigError
+from tests.helpers import REPOSITORY
 
 
 def manager(directory: Path, *, keep_last: int = 2, keep_best: int = 1, metric: Metric = "bleu") -> CheckpointManager:
@@ -17,6 +23,8 @@ def add(keeper: CheckpointManager, step: int, **scores: float) -> None:
     with keeper.write(step, config={}, inputs={}) as directory:
         (directory / STATE_NAME).write_text(json.dumps({"scores": scores}))
         (directory / "weights").write_bytes(bytes(100))
+        (directory / "tokenizer").mkdir()
+        (directory / "tokenizer" / "model").write_bytes(b"m")
 
 
 def steps(keeper: CheckpointManager) -> list[int]:
@@ -76,13 +84,21 @@ def test_foreign_and_half_written_things_are_ignored_and_only_leftovers_removed(
     (tmp_path / "step-0000002").mkdir()
     (tmp_path / "step-best").mkdir()
     (tmp_path / ".step-0000003.tmp-123-0011aabb").mkdir()
+    (tmp_path / ".trash-.step-0000003.tmp-123-0011aabb").mkdir()
+    (tmp_path / ".step-0000003.tmp-mine").mkdir()
     assert steps(keeper) == [1]
     latest, damage = keeper.latest()
     assert latest is not None
     assert latest.step == 1
     assert damage == []
-    keeper.remove_leftovers()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step-0000001", "step-0000002", "step-best"]
+    clean_up(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".step-0000003.tmp-mine",
+        "notes.txt",
+        "step-0000001",
+        "step-0000002",
+        "step-best",
+    ]
 
 
 def test_a_step_can_be_written_again_over_a_broken_directory(tmp_path: Path) -> None:
@@ -112,6 +128,188 @@ def test_damage_is_passed_over_newest_first(tmp_path: Path) -> None:
     (tmp_path / "step-0000001" / "weights").unlink()
     with pytest.raises(ArtefactError, match="every checkpoint is damaged"):
         keeper.latest()
+
+
+def test_damaged_checkpoints_do_not_crowd_out_those_written_after_them(tmp_path: Path) -> None:
+    """A7: a run that went on from before the damage keeps what it saves."""
+    keeper = manager(tmp_path, keep_last=1, keep_best=0)
+    add(keeper, 1)
+    (tmp_path / "step-0000001").rename(tmp_path / "aside")
+    add(keeper, 4)
+    (tmp_path / "step-0000004" / "weights").write_bytes(bytes(99) + b"x")
+    (tmp_path / "aside").rename(tmp_path / "step-0000001")
+    add(keeper, 2)
+    latest, _ = keeper.latest()
+    assert latest is not None
+    assert latest.step == 2
+    assert steps(keeper) == [2, 4]
+
+
+KILLED_SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from mtkit import faults
+from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, clean_up
+
+root = Path(sys.argv[1])
+os.fsync = lambda descriptor: None  # not power, but a process is lost here
+
+def keeper(place):
+    return CheckpointManager(place, config=CheckpointConfig(keep_last=1, keep_best=1), metric="bleu")
+
+def save(place, step, content, **scores):
+    with keeper(place).write(step, config={}, inputs={}) as directory:
+        (directory / STATE_NAME).write_text(json.dumps({"scores": scores}))
+        (directory / "weights").write_bytes(content)
+
+def train(place):
+    save(place, 2, b"new 2", bleu=1.0)
+    save(place, 3, b"3")
+    save(place, 3, b"3", bleu=2.0)
+
+outcomes, number = [], 0
+while not outcomes or outcomes[-1][0] != 0:
+    number += 1
+    place = root / str(number)
+    save(place, 1, b"1")
+    save(place, 2, b"2")
+    child = os.fork()
+    if child == 0:
+        faults.arm({"MTKIT_FAULT": f"kill@*:{number}", "MTKIT_ALLOW_FAULTS": "1"})
+        train(place)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    clean_up(place)
+    latest, damage = keeper(place).latest()
+    outcomes.append((status, latest and latest.step, damage, sorted(os.listdir(place))))
+    train(place)
+    assert sorted(os.listdir(place)) == ["step-0000003"], number
+json.dump(outcomes, sys.stdout)
+"""
+
+
+@pytest.mark.smoke
+def test_a_kill_at_any_point_of_saving_leaves_the_newest_checkpoint(tmp_path: Path) -> None:
+    """A2: also where a checkpoint replaces one of its own step and is the only one that is kept."""
+    result = subprocess.run(
+        [sys.executable, "-c", KILLED_SCRIPT, str(tmp_path)], capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    *killed, (last_status, *_) = json.loads(result.stdout)
+    assert len(killed) > 25
+    assert last_status == 0
+    assert {status for status, *_ in killed} == {9}
+    newest = [step for _, step, *_ in killed]
+    assert newest == sorted(newest)
+    assert set(newest) == {2, 3}
+    assert not any(damage for _, _, damage, _ in killed)
+    assert not [name for *_, names in killed for name in names if name.startswith(".")]
+
+
+def numbers(directory: Path) -> dict[str, int]:
+    return {entry.name: entry.stat().st_ino for entry in directory.iterdir()}
+
+
+class Disk:
+    """What a loss of power would leave of a directory, if the system had written nothing yet that it need not have written.
+
+    Attributes:
+        names: By the number of a directory: the names in it when it was last made durable, and their numbers.
+        data: By the number of a file: its bytes when it was last made durable.
+    """
+
+    def __init__(self, root: Path, held: contextlib.ExitStack) -> None:
+        self.root = root
+        self._held = held
+        self.names: dict[int, dict[str, int]] = {}
+        self.data: dict[int, bytes] = {}
+        self.remember(root)
+
+    def remember(self, path: Path) -> None:
+        """A file or directory is durable from now on, as it is."""
+        self._held.callback(os.close, os.open(path, os.O_RDONLY))  # so that its number stays its own when it is removed
+        number = path.stat().st_ino
+        if path.is_dir():
+            self.names[number] = numbers(path)
+        else:
+            self.data[number] = path.read_bytes()
+
+    def image(self, place: Path, *, keeps_names: bool, filler: bytes) -> None:
+        """Make in `place` what the next start would find.
+
+        Args:
+            place: A new directory.
+            keeps_names: Whether the names were written all the same, as a journal may do, and only the data was not.
+            filler: What is found where data was not written.
+        """
+        kinds = {path.stat().st_ino: path.is_dir() for path in [self.root, *self.root.rglob("*")]}
+        now = {path.stat().st_ino: numbers(path) for path in [self.root, *self.root.rglob("*")] if path.is_dir()}
+
+        def make(number: int, path: Path) -> None:
+            if kinds.get(number, number in self.names):
+                path.mkdir()
+                for name, inner in (now.get(number, {}) if keeps_names else self.names.get(number, {})).items():
+                    make(inner, path / name)
+            else:
+                path.write_bytes(self.data.get(number, filler))
+
+        make(self.root.stat().st_ino, place)
+
+
+@pytest.fixture
+def held() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.smoke
+def test_a_loss_of_power_at_any_point_leaves_the_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
+) -> None:
+    """A3: names and bytes that were not made durable are lost, or only the bytes are."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk, announced = Disk(root, held), [0]
+    found: list[int] = []
+    rename, replace = os.rename, os.replace
+
+    def crash() -> None:
+        for keeps_names, filler in ((False, b""), (True, b""), (True, bytes(50))):
+            place = tmp_path / f"image-{len(found)}"
+            disk.image(place, keeps_names=keeps_names, filler=filler)
+            after = manager(place / "run" / "checkpoints", keep_last=1)
+            with pytest.MonkeyPatch.context() as undone:
+                undone.setattr(os, "fsync", lambda _descriptor: None)
+                undone.setattr(os, "rename", rename)
+                undone.setattr(os, "replace", replace)
+                clean_up(after.directory)
+            latest, _ = after.latest() if announced[0] else (None, [])
+            step = latest.step if latest else 0
+            assert step >= announced[0], sorted(path.relative_to(place).as_posix() for path in place.rglob("*"))
+            found.append(step)
+
+    def fsync_and_remember(descriptor: int) -> None:
+        crash()
+        disk.remember(Path(f"/proc/self/fd/{descriptor}").resolve())
+
+    def rename_after_crash(old: Path, new: Path) -> None:
+        crash()
+        rename(old, new)
+
+    def replace_after_crash(old: Path, new: Path) -> None:
+        crash()
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync_and_remember)
+    monkeypatch.setattr(os, "rename", rename_after_crash)
+    monkeypatch.setattr(os, "replace", replace_after_crash)
+    keeper = manager(root / "run" / "checkpoints", keep_last=1)
+    for step in (1, 2, 3, 3):
+        add(keeper, step, bleu=float(step))
+        announced[0] = step
+        crash()
+    assert set(found) == {0, 1, 2, 3}
+    assert len(found) > 100
 
 
 def test_no_run_there(tmp_path: Path) -> None:

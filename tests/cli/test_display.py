@@ -54,6 +54,7 @@ def test_seconds(seconds: float, text: str) -> None:
             START | {"pairs_skipped": 3},
             "1,234,567 parameters on 2 x cpu in fp32; 29,000 pairs, 106 updates per epoch, 5.1% padding, 3 pairs too long",
         ),
+        (START | {"pairs": None, "updates_per_epoch": None}, "1,234,567 parameters on 2 x cpu in fp32; a stream of pairs, 5.1% padding"),
         (TRAIN, "step 400  epoch 4  loss 3.142  ppl 12.35  lr 0.00049  gradient 0.99  12,346 tokens/s  13m20s"),
         (TRAIN | {"skipped": 2}, "step 400  epoch 4  loss 3.142  ppl 12.35  lr 0.00049  gradient 0.99  12,346 tokens/s  13m20s  skipped 2"),
         (VALID, "step 400  dev  loss 2.000  ppl 7.39  BLEU 33.33  chrF 55.50  best so far"),
@@ -96,11 +97,13 @@ def test_plain_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", f"{describe(TRAIN)}\n{describe(VALID)}\n")
 
 
-def test_nothing_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_warnings_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with open_display(quiet=True, max_steps=5) as shown:
         assert isinstance(shown, QuietDisplay)
         shown.show(TRAIN)
-    assert capsys.readouterr() == ("", "")
+        assert capsys.readouterr() == ("", "")
+        shown.show({"kind": "unsaved", "step": 3, "reason": "no space"})
+    assert capsys.readouterr() == ("", "warning: step 3 could not be saved, and the run goes on: no space\n")
 
 
 def test_a_table_and_the_validations_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from mtkit.artefacts import read_manifest
 from mtkit.checkpoint.format import load_model
 from mtkit.cli.app import app
-from mtkit.files import read_manifest
 from tests.decoding.builders import random_model, save, tiny_tokenizer
 
 
@@ -25,24 +25,29 @@ def test_a_model_becomes_an_export(model_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "exported"
     result = export(model_dir, "--format", "ctranslate2", "--output", output)
     num_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    assert result.stderr == f"exported {model_dir} to {output}: {num_bytes / 1e6:.1f} MB, fp32\n"
+    assert result.stderr == f"exported {model_dir} to {output}: {num_bytes / 1e6:.1f} MB, int8\n"
     manifest = read_manifest(output, kind="ctranslate2")
     assert manifest.config["tokenizer"] == load_model(model_dir).description.tokenizer
-    assert manifest.config["precision"] == "fp32"
+    assert manifest.config["precision"] == "int8"
+
+
+def test_without_a_format_it_is_a_smaller_model(model_dir: Path, tmp_path: Path) -> None:
+    assert export(model_dir, "-o", tmp_path / "small").stderr.endswith("MB, int8\n")
+    assert read_manifest(tmp_path / "small", kind="model").config["precision"] == "int8"
+    assert load_model(tmp_path / "small").description.provenance == load_model(model_dir).description.provenance
 
 
 def test_a_run_stands_for_its_model_and_the_precision_is_passed_on(model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model").symlink_to(model_dir)
-    assert export(tmp_path / "run", "--format", "ctranslate2", "-o", tmp_path / "small", "--precision", "int8", "--quiet").stderr == ""
-    assert read_manifest(tmp_path / "small").config["precision"] == "int8"
+    assert export(tmp_path / "run", "--format", "ctranslate2", "-o", tmp_path / "small", "--precision", "bf16", "--quiet").stderr == ""
+    assert read_manifest(tmp_path / "small").config["precision"] == "bf16"
 
 
 @pytest.mark.parametrize(
     ("words", "exit_code", "message"),
     [
-        (["MODEL"], 2, "Missing option '--format'"),
-        (["MODEL", "--format", "onnx"], 2, "'onnx' is not one of 'ctranslate2'"),
+        (["MODEL", "--format", "onnx"], 2, "'onnx' is not one of 'mtkit', 'ctranslate2'"),
         (["MODEL", "--format", "ctranslate2", "--precision", "int4"], 2, "Invalid value for '--precision'"),
         (["MODEL/nowhere", "--format", "ctranslate2"], 4, "nowhere: does not exist"),
     ],
@@ -63,6 +68,6 @@ def test_a_damaged_model_is_not_exported(model_dir: Path, tmp_path: Path) -> Non
 
 def test_what_is_there_is_not_overwritten(model_dir: Path, tmp_path: Path) -> None:
     export(model_dir, "--format", "ctranslate2", "-o", tmp_path / "exported")
-    again = export(model_dir, "--format", "ctranslate2", "-o", tmp_path / "exported", "--precision", "int8", exit_code=1)
+    again = export(model_dir, "--format", "ctranslate2", "-o", tmp_path / "exported", "--precision", "fp32", exit_code=1)
     assert "exported: exists already" in again.stderr
-    assert read_manifest(tmp_path / "exported").config["precision"] == "fp32"
+    assert read_manifest(tmp_path / "exported").config["precision"] == "int8"

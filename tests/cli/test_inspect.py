@@ -7,11 +7,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mtkit.artefacts import atomic_directory
 from mtkit.cli import inspect
 from mtkit.cli.app import app as mtkit_app
 from mtkit.cli.app import global_options
 from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
-from mtkit.files import atomic_directory, write_json
+from mtkit.files import write_json
 
 Run = Callable[..., Any]
 

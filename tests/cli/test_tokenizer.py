@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from mtkit.artefacts import atomic_directory
 from mtkit.cli import tokenizer as tokenizer_cli
 from mtkit.cli.app import app as mtkit_app
 from mtkit.cli.app import global_options
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.files import atomic_directory
 
 ENGLISH = ["The dog sees the cat.", "A cat sleeps on the warm roof.", "Two dogs run over the bridge.", "The teacher opens a window."] * 5
 GERMAN = ["Der Hund sieht die Katze.", "Eine Katze schläft auf dem Dach.", "Zwei Hunde laufen über die Brücke.", "Der Lehrer öffnet ein Fenster."] * 5

@@ -113,14 +113,22 @@ def test_a_printed_config_is_a_config_file(tmp_path: Path) -> None:
         ([], "no output directory was given\nAdd --output runs/NAME"),
         (["--output", "OUT"], "no training data was given"),
         (["--output", "OUT", "--train", "a.en", "a.de"], "no dev set was given"),
+        (["--output", "OUT", "--stream", "--train", "-", "--dev", "d.en", "d.de"], "a stream needs a tokenizer"),
+        (
+            ["--output", "OUT", "--stream", "--tokenizer", "t", "--train", "-", "--dev", "d.en", "d.de", "--nproc", "2"],
+            "stdin: is a pipe, which one process only can read",
+        ),
+        (["--output", "OUT", "--train", "-", "--dev", "DEV", "DEV"], "--stream --tokenizer DIR"),
+        (["--shards", "s", "--stream"], "data.shards (command line) and stream or tokenizer exclude each other"),
         (["--output", "OUT", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, but is 'gpu'"),
         (["--output", "OUT", "--set", "training.precision=fp16", "--device", "cpu"], "precision fp16 needs a GPU"),
         (["--train"], "--train needs a corpus after it"),
         (["--nproc", "0"], "Invalid value for '--nproc'"),
     ],
 )
-def test_mistakes_end_with_2_and_a_word(words: list[str], message: str, tmp_path: Path) -> None:
-    result = mtkit("train", *[str(tmp_path / "run") if word == "OUT" else word for word in words], exit_code=2)
+def test_mistakes_end_with_2_and_a_word(words: list[str], message: str, tmp_path: Path, toy_text: Path) -> None:
+    places = {"OUT": str(tmp_path / "run"), "DEV": str(toy_text / "dev.en")}
+    result = mtkit("train", *[places.get(word, word) for word in words], exit_code=2)
     assert message in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -223,6 +231,65 @@ def test_fine_tuning_begins_with_another_model(toy_run: Path, toy_text: Path, tr
     assert "training.keep_optimizer: True -> False" in result.stderr
     result = mtkit(*train_words, "--init-from", toy_text, "--output", tmp_path / "other", exit_code=4)
     assert f"error: {toy_text}: holds no model" in result.stderr
+
+
+# --- a stream ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream_words(toy_run: Path, toy_text: Path) -> list[str]:
+    """The words of a run on TSV from stdin, without --output."""
+    dev = [str(toy_text / f"dev.{side}") for side in ("en", "de")]
+    words = ["train", "--stream", "--train", "-", "--dev", *dev, "--tokenizer", str(toy_run / "model"), "--config", str(toy_text / "toy.toml")]
+    return [*words, "--device", "cpu", "--threads", "1"]
+
+
+def piped(*words: object, data: bytes, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words], input=data)
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def test_tsv_from_stdin_is_trained_on(toy_run: Path, toy_text: Path, stream_words: list[str], tmp_path: Path) -> None:
+    sides = [(toy_text / f"train.{side}").read_bytes().split(b"\n")[:-1] for side in ("en", "de")]
+    data = b"".join(b"\t".join(pair) + b"\n" for pair in zip(*sides, strict=True))
+    result = piped(*stream_words, "--output", tmp_path / "run", data=data)
+    assert "a stream of pairs, 9 updates per epoch, " in result.stderr
+    assert "step 9  finished: the stream ended" in result.stderr
+    assert not (tmp_path / "run" / "data").exists()
+    assert load_model(tmp_path / "run").tokenizer.fingerprint == load_model(toy_run).tokenizer.fingerprint
+    again = piped(*stream_words, "--output", tmp_path / "run", data=data)
+    assert "nothing to do: the run is finished at step 9 (the stream ended)" in again.stderr
+    files = [*stream_words[:2], "--train", toy_text / "train.en", toy_text / "train.de", *stream_words[4:]]
+    mtkit(*files, "--output", tmp_path / "files", "--set", "training.max_epochs=1")
+    models = [parameters_by_name(load_model(tmp_path / name).model) for name in ("run", "files")]
+    assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
+    dry = piped(*stream_words, "--output", tmp_path / "dry", "--dry-run", "--json", data=data)
+    assert [json.loads(dry.stdout)[key] for key in ("pairs", "updates_per_epoch")] == [None, 9]
+    assert re.search(r"^pairs +unknown$", piped(*stream_words, "--output", tmp_path / "dry", "--dry-run", data=data).stderr, re.MULTILINE)
+
+
+def test_faults_of_a_stream_are_named(stream_words: list[str], tmp_path: Path) -> None:
+    words = [*stream_words, "--output", tmp_path / "run"]
+    assert "error: stdin:2: has 1 columns" in piped(*words, data=b"one\teins\ntwo\n", exit_code=3).stderr
+    assert "error: stdin: is empty" in piped(*words, data=b"", exit_code=3).stderr
+    assert "none of 2 pairs is left after filtering (empty 2)" in piped(*words, data=b"one\t\n\n", exit_code=3).stderr
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_one_stream(toy_text: Path, stream_words: list[str], tmp_path: Path) -> None:
+    files = ["--train", str(toy_text / "train.en"), str(toy_text / "train.de")]
+    words = [*stream_words[:2], *files, *stream_words[4:], "--set", "training.max_steps=9", "--set", "batch.max_tokens=60"]
+    for name, processes in (("one", "1"), ("two", "2")):
+        with start([*words, "--output", str(tmp_path / name), "--nproc", processes]) as process:
+            _, stderr = process.communicate(timeout=200)
+        assert process.returncode == 0, stderr
+    one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    assert (one[0]["world_size"], two[0]["world_size"]) == (1, 2)
+    assert [record["tgt_tokens"] for record in one if record["kind"] == "train"] == [
+        record["tgt_tokens"] for record in two if record["kind"] == "train"
+    ]
+    assert one[-2]["loss"] == pytest.approx(two[-2]["loss"], rel=1e-4)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------------------------

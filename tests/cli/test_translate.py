@@ -80,6 +80,7 @@ def test_one_line_per_line_in_order_from_stdin_and_files(run: Run, tmp_path: Pat
     assert "tokens/s" not in quiet.stderr
 
 
+@pytest.mark.smoke
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.lists(st.sampled_from([b"a", b"baki ", b"\n", b"\r", b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\x0b", b"\x00", b"\x1b"])).map(b"".join)
@@ -332,3 +333,21 @@ def test_what_does_not_go_with_ctranslate2_is_named(run: Run, model_dir: Path, e
         result = run(*arguments, models=models, data=b"baki\n", exit_code=exit_code)
         assert message in result.stderr
         assert result.stdout == ""
+
+
+def test_a_terminal_shows_how_far_a_file_is(model_dir: Path, tmp_path: Path) -> None:
+    text, result = tmp_path / "in.txt", tmp_path / "out.txt"
+    text.write_text("ba ki\n" * 30)
+    script = """
+import sys
+from mtkit.cli.app import main
+sys.stderr.isatty = lambda: True
+main()
+"""
+    words = [sys.executable, "-c", script, "translate", str(model_dir), *CAP, "--input", str(text), "--output", str(result), "--threads", "1"]
+    environment = {**os.environ, "TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "100"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert "30/30" in done.stderr
+    assert "lines/s" in done.stderr
+    assert len(result.read_text().splitlines()) == 30
+    assert subprocess.run([*words, "--quiet"], capture_output=True, text=True, env=environment, check=True).stderr == ""

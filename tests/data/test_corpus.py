@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.corpus import Corpus, ReadCounts, check_directions, parse_corpus
-from mtkit.data.sources import HubDataset, PairedFiles, RecordFile, Source, TsvFile
+from mtkit.data.corpus import Corpus, ReadCounts, Source, check_directions, parse_corpus
+from mtkit.data.records import HubDataset, RecordFile
+from mtkit.data.sources import PairedFiles, TsvFile
 from mtkit.errors import DataError, UsageError
 
 
@@ -23,6 +24,8 @@ def hub(dataset: str, config: str | None, split: str = "train", revision: str | 
         (["a.en", "a.de"], [pair("a.en", "a.de")]),
         (["a.en", "a.de", "b.en.gz", "b.de.gz"], [pair("a.en", "a.de"), pair("b.en.gz", "b.de.gz")]),
         (["-", "a.de"], [pair("-", "a.de")]),
+        (["-"], [TsvFile(path="-")]),
+        (["a.en", "a.de", "-", "a.tsv"], [pair("a.en", "a.de"), TsvFile(path="-"), TsvFile(path="a.tsv")]),
         (["a.tsv", "b.en", "b.de", "c.tsv.gz"], [TsvFile(path="a.tsv"), pair("b.en", "b.de"), TsvFile(path="c.tsv.gz")]),
         (["a.jsonl"], [RecordFile(path="a.jsonl", src_lang="en", tgt_lang="de")]),
         (["a.parquet", "a.jsonl.gz"], [RecordFile(path=path, src_lang="en", tgt_lang="de") for path in ("a.parquet", "a.jsonl.gz")]),

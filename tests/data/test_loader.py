@@ -163,3 +163,25 @@ def test_it_works_ahead_but_not_without_bound() -> None:
             time.sleep(0.01)
         time.sleep(0.05)
         assert 4 <= len(made) <= 6
+
+
+def test_a_thread_that_waits_for_input_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.loader.CLOSE_TIMEOUT_S", 0.1)
+    go_on = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        go_on.wait(timeout=20)
+        yield 2
+
+    first = Prefetcher(items())
+    second = Prefetcher(iter(first))
+    assert next(second) == 1
+    first.close()
+    assert list(second) == [], "who waits for the thread is told that nothing comes"
+    second.close()
+    second.close()
+    go_on.set()
+    first._thread.join(timeout=10)
+    assert not first._thread.is_alive()
+    assert not second._thread.is_alive()

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtkit.artefacts import read_manifest
 from mtkit.config import from_dict
 from mtkit.data import blocks as blocks_module
 from mtkit.data.corpus import Corpus, parse_corpus
@@ -25,7 +26,6 @@ from mtkit.data.preprocess import PreprocessConfig, PreprocessReport, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError, UsageError
-from mtkit.files import read_manifest
 from tests.helpers import REPOSITORY, shared_data
 
 ALL_FILTERS = FilterConfig(max_length=60, max_length_ratio=4.0, max_nonprinting_share=0.2, drop_identical=True, drop_duplicates=True)
@@ -377,7 +377,7 @@ def test_an_interruption_while_publishing_loses_no_shard(
 
     corpus, config = write_corpus(mixed_pairs), PreprocessConfig(shard_pairs=70)
     with monkeypatch.context() as patch:
-        patch.setattr("mtkit.files.write_json", fail)  # the manifest
+        patch.setattr("mtkit.artefacts.write_json", fail)  # the manifest
         with pytest.raises(KeyboardInterrupt):
             run(corpus, tmp_path / "out", tokenizer, config=config)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.partial", "train.de", "train.en"]

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtkit.artefacts import MANIFEST_NAME, seal_directory
 from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.token_file import HEADER_SIZE, TokenFile
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError
-from mtkit.files import MANIFEST_NAME, seal_directory
 
 NUM_PAIRS = 25
 

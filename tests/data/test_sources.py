@@ -1,16 +1,15 @@
 import gzip
-import json
+import io
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtkit.data.sources import HubDataset, PairedFiles, ReadCounts, RecordFile, TsvFile, clean_text
-from mtkit.errors import DataError, MTKitError
+from mtkit.data.sources import PairedFiles, ReadCounts, Skip, TsvFile, is_pipe
+from mtkit.errors import DataError
 from mtkit.files import MAX_LINE_BYTES
 
 Pairs = list[tuple[str, str]]
@@ -22,8 +21,8 @@ def write_pair(directory: Path, src: bytes, tgt: bytes) -> PairedFiles:
     return PairedFiles(src=str(directory / "a.en"), tgt=str(directory / "a.de"))
 
 
-def read(source: PairedFiles | TsvFile | RecordFile | HubDataset) -> Pairs:
-    return list(source.read(ReadCounts()))
+def read(source: PairedFiles | TsvFile) -> Pairs:
+    return list(source.read(ReadCounts(), Skip()))
 
 
 # --- two text files ---------------------------------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ def test_check_counts_what_read_gives(tmp_path_factory: pytest.TempPathFactory, 
 def test_mended_lines_are_counted(tmp_path: Path) -> None:
     source = write_pair(tmp_path, b"caf\xe9\nok\n" + b"x" * (MAX_LINE_BYTES + 1) + b"\n", b"\xff\xff\nok\nok\n")
     counts = ReadCounts()
-    pairs = list(source.read(counts))
+    pairs = list(source.read(counts, Skip()))
     assert counts == ReadCounts(num_bad_utf8=2, num_cut=1)
     assert [len(src) for src, _ in pairs] == [4, 2, MAX_LINE_BYTES]
 
@@ -172,158 +171,52 @@ def test_tsv_refuses_other_columns(tmp_path: Path, line: str, columns: int) -> N
         read(source)
 
 
-# --- records ----------------------------------------------------------------------------------------------------------------------------
-
-RECORDS: list[dict[str, str | None]] = [
-    {"de": "Hallo", "en": "Hello"},
-    {"de": "Zwei\nZeilen\r\n", "en": "Two\u2028lines"},
-    {"de": None, "en": "\ufeffnull"},
-    {"de": "a\rb", "en": "\n"},
-]
-PAIRS = [("Hello", "Hallo"), ("Two\u2028lines", "Zwei Zeilen"), ("null", ""), ("", "a b")]
+# --- beginning later --------------------------------------------------------------------------------------------------------------------
 
 
-def write_records(path: Path, records: list[Any]) -> RecordFile:
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        parquet.write_table(pa.table({"id": list(range(len(records))), "translation": pa.array(records)}), path)
+@pytest.mark.parametrize(("first", "then"), [(0, 0), (0, 3), (2, 0), (2, 3), (7, 0), (8, 0), (11, 0), (0, 20)])
+@pytest.mark.parametrize("kind", ["pair", "tsv"])
+def test_pairs_are_skipped_at_the_beginning_and_later(tmp_path: Path, kind: str, first: int, then: int) -> None:
+    pairs = [(f"s{row}", f"t{row}") for row in range(8)]
+    source: PairedFiles | TsvFile
+    if kind == "pair":
+        source = write_pair(tmp_path, "".join(f"{src}\n" for src, _ in pairs).encode(), "".join(f"{tgt}\n" for _, tgt in pairs).encode())
     else:
-        data = "".join(json.dumps({"id": 0, "translation": record}) + "\n" for record in records).encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return RecordFile(path=str(path), src_lang="en", tgt_lang="de")
+        source = TsvFile(path=str(tmp_path / "a.tsv"))
+        Path(source.path).write_bytes("".join(f"{src}\t{tgt}\n" for src, tgt in pairs).encode())
+    skip = Skip(num_left=first)
+    rows = source.read(ReadCounts(), skip)
+    assert next(rows, None) == (pairs[first] if first < 8 else None)
+    if first < 8:
+        skip.num_left = then
+        assert list(rows) == pairs[first + 1 + then :]
+    assert skip.num_left == max(0, first - 8 if first >= 8 else then - (7 - first)), "what is not there is left to the next source"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
-def test_records_in_both_formats_give_the_same_pairs(tmp_path: Path, name: str) -> None:
-    source = write_records(tmp_path / name, RECORDS)
-    assert read(source) == PAIRS
-    assert source.check().num_pairs == len(PAIRS)
-    swapped = RecordFile(path=source.path, src_lang="de", tgt_lang="en")
-    assert read(swapped) == [(tgt, src) for src, tgt in PAIRS]
-    assert swapped.check().fingerprint != source.check().fingerprint
+def test_sides_of_other_lengths_are_noticed_behind_what_was_skipped(tmp_path: Path) -> None:
+    source = write_pair(tmp_path, b"a\nb\nc\n", b"A\nB\n")
+    for count in (1, 2, 3, 9):
+        with pytest.raises(DataError, match=r"a\.en has 3 lines and .*a\.de has 2;"):
+            list(source.read(ReadCounts(), Skip(num_left=count)))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_language_that_is_not_there(tmp_path: Path, name: str) -> None:
-    source = write_records(tmp_path / name, [{"de": "Hallo", "fr": "Salut"}])
-    with pytest.raises(DataError, match=rf"{name}.*has no .*'en'"):
+def test_the_beginning_of_a_file_is_looked_at_and_of_a_pipe_not(tmp_path: Path) -> None:
+    source = write_pair(tmp_path, b"a\n" * 3, b"A\n")
+    source.check_start()
+    Path(source.tgt).write_bytes("Satz eins\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"a\.de: is UTF-16"):
+        source.check_start()
+    os.unlink(source.tgt)
+    with pytest.raises(DataError, match=r"a\.de: cannot be read: No such file"):
+        source.check_start()
+    os.mkfifo(source.tgt)
+    source.check_start()
+    assert (is_pipe(*source.paths), is_pipe(source.src), is_pipe("-"), is_pipe()) == (True, False, True, False)
+
+
+def test_faults_on_stdin_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\tA\nb\n")))
+    source = TsvFile(path="-")
+    assert source.check().fingerprint is None
+    with pytest.raises(DataError, match=r"^stdin:2: has 1 columns"):
         read(source)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "is not a JSON record"),
-        ("[]", "is not a JSON record"),
-        ('{"text": "x"}', "has no 'translation'"),
-        ('{"translation": "x"}', "is not a JSON record"),
-        ('{"translation": {"en": 3, "de": "x"}}', "the translation holds something else than text"),
-        ("[" * 200_000, "is not a JSON record"),
-    ],
-)
-def test_json_lines_of_another_schema(tmp_path: Path, line: str, message: str) -> None:
-    source = write_records(tmp_path / "a.jsonl", [{"de": "Hallo", "en": "Hello"}])
-    with open(source.path, "a") as stream:
-        stream.write(f"\n{line}\n")  # a blank line between records is nothing
-    with pytest.raises(DataError, match=rf"a\.jsonl:3: {message}"):
-        read(source)
-
-
-def test_half_a_surrogate_pair_in_json_is_mended(tmp_path: Path) -> None:
-    source = write_records(tmp_path / "a.jsonl", [])
-    Path(source.path).write_bytes(rb'{"translation": {"en": "a\ud800b", "de": "\ud83d\ude00"}}' + b"\n")
-    counts = ReadCounts()
-    assert list(source.read(counts)) == [("a\ufffd\ufffd\ufffdb", "\U0001f600")]
-    assert counts.num_bad_utf8 == 1
-
-
-def test_parquet_of_another_schema(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    source = write_records(tmp_path / "a.parquet", RECORDS)
-    parquet.write_table(pa.table({"en": ["a"]}), source.path)
-    with pytest.raises(DataError, match="has no column 'translation', but"):
-        read(source)
-    parquet.write_table(pa.table({"translation": ["a"]}), source.path)
-    with pytest.raises(DataError, match="has no language 'en'; it has none"):
-        read(source)
-    parquet.write_table(pa.table({"translation": [{"en": 1, "de": 2}]}), source.path)
-    with pytest.raises(DataError, match="'en' holds int64, not text"):
-        read(source)
-
-
-def test_damaged_parquet(tmp_path: Path) -> None:
-    source = write_records(tmp_path / "a.parquet", RECORDS)
-    Path(source.path).write_bytes(Path(source.path).read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet"):
-        source.check()
-
-
-def test_clean_text_cuts_like_a_line_reader() -> None:
-    counts = ReadCounts()
-    assert clean_text("é" * MAX_LINE_BYTES, counts) == "é" * (MAX_LINE_BYTES // 2)
-    assert counts == ReadCounts(num_cut=1)
-
-
-# --- data sets --------------------------------------------------------------------------------------------------------------------------
-
-
-def hub(dataset: str, **values: Any) -> HubDataset:
-    return HubDataset(**{"dataset": dataset, "config": None, "split": "train", "revision": None, "src_lang": "en", "tgt_lang": "de", **values})
-
-
-@pytest.fixture
-def hub_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local directory in the layout of the hub, and an empty cache."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    directory = tmp_path / "wmt"
-    directory.mkdir()
-    write_records(directory / "train.parquet", RECORDS)
-    write_records(directory / "validation.parquet", RECORDS[:1])
-    return directory
-
-
-def test_local_data_set(hub_directory: Path) -> None:
-    source = hub(str(hub_directory))
-    assert source.check().num_pairs == 4
-    assert read(source) == PAIRS
-    validation = hub(str(hub_directory), split="validation")
-    assert read(validation) == PAIRS[:1]
-    assert validation.check().fingerprint != source.check().fingerprint == hub(str(hub_directory)).check().fingerprint
-    with pytest.raises(DataError, match=r"hf:.*wmt::train: has no language 'fr'"):
-        read(hub(str(hub_directory), src_lang="fr"))
-    with pytest.raises(DataError, match=r"hf:.*wmt::test: cannot be loaded: Unknown split"):
-        hub(str(hub_directory), split="test").check()
-    with pytest.raises(DataError, match=r"hf:.*wmt:nope:train: cannot be loaded: .*nope"):
-        hub(str(hub_directory), config="nope").check()
-
-
-def test_revision_and_split_reach_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    calls = []
-
-    def load_dataset(*arguments: Any, **options: Any) -> Any:
-        calls.append((arguments, options))
-        return datasets.Dataset.from_list([{"translation": record} for record in RECORDS])
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = hub("wmt/wmt14", config="de-en", split="validation", revision="abc123")
-    assert source.name == "hf:wmt/wmt14:de-en:validation@abc123"
-    assert read(source) == PAIRS
-    assert calls == [(("wmt/wmt14", "de-en"), {"split": "validation", "revision": "abc123"})]
-
-
-def test_hub_out_of_reach_is_no_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-
-    def load_dataset(*_arguments: Any, **_options: Any) -> Any:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(MTKitError, match=r"hf:wmt/wmt14::train: the hub cannot be reached.*no route") as caught:
-        hub("wmt/wmt14").check()
-    assert caught.value.exit_code == 1

@@ -222,7 +222,7 @@ def test_many_words_find_their_lattices() -> None:
 class OnePool:
     """Epochs of one pool, the texts in an order of their own each."""
 
-    num_pairs, num_pools = 30, 1
+    num_pairs, num_pools, num_epochs = 30, 1, None
 
     def read(self, epoch: int, number: int) -> Pool:
         indices = np.random.default_rng(epoch).permutation(self.num_pairs)
@@ -237,6 +237,9 @@ class OnePool:
             tgt_ids=tgt_ids,
             tgt_offsets=tgt_offsets,
         )
+
+    def close(self) -> None:
+        pass
 
 
 def test_pools_are_drawn_anew_in_each_epoch() -> None:

@@ -114,6 +114,7 @@ def test_damage_to_the_header_is_found(tmp_path: Path, position: int) -> None:
         TokenFile(path)
 
 
+@pytest.mark.smoke
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.src", ROWS)
     good = path.read_bytes()

@@ -14,8 +14,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtkit.artefacts import atomic_directory
 from mtkit.config import from_dict, to_dict
-from mtkit.data import tokenizer as tokenizer_module
+from mtkit.data import model_file
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, SIDES, UNK_ID, Side, Tokenizer, TokenizerConfig, train_on_lines, train_tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError
 from tests.helpers import shared_data
@@ -519,7 +520,7 @@ def test_missing_files_are_refused_by_name(joint: Tokenizer, tmp_path: Path) -> 
 def test_a_huge_model_is_not_even_read(joint: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joint.write_files(tmp_path)
     with open(tmp_path / "tokenizer.model", "r+b") as stream:
-        stream.truncate(tokenizer_module.MAX_MODEL_BYTES + 1)
+        stream.truncate(model_file.MAX_MODEL_BYTES + 1)
     read: list[str] = []
     original = Path.read_bytes
 
@@ -544,3 +545,14 @@ def test_real_text_survives() -> None:
     for side, lines in zip(SIDES, sides, strict=True):
         expected = [" ".join(part for part in unicodedata.normalize("NFKC", line).split(" ") if part) for line in lines]
         assert tokenizer.decode(tokenizer.encode(lines, side), side) == expected
+
+
+def test_a_tokenizer_is_found_in_what_holds_one(joint: Tokenizer, tmp_path: Path) -> None:
+    with atomic_directory(tmp_path / "model", kind="model") as directory:
+        (directory / "tokenizer").mkdir()
+        joint.write_files(directory / "tokenizer")
+    assert Tokenizer.load(tmp_path / "model").fingerprint == joint.fingerprint
+    with atomic_directory(tmp_path / "other", kind="model") as directory:
+        (directory / "weights").touch()
+    with pytest.raises(ArtefactError, match="other: is a model, and a tokenizer is needed here"):
+        Tokenizer.load(tmp_path / "other")

@@ -1,6 +1,6 @@
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +10,11 @@ from torch import Tensor
 from mtkit.data.tokenizer import EOS_ID
 from mtkit.decoding import translator as translator_module
 from mtkit.decoding.scoring import score_pairs, score_token_pairs
-from mtkit.decoding.search import StepFn
-from mtkit.decoding.translator import SearchConfig, Translation, Translator, load_models
-from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
+from mtkit.decoding.search import StepFn, beam_search
+from mtkit.decoding.translator import SearchConfig, Translation, Translator
+from mtkit.errors import ConfigError, MTKitError, ResourceError
 from mtkit.model.transformer import Transformer
-from tests.decoding.builders import never_ends, random_model, save, sentences, tiny_tokenizer
+from tests.decoding.builders import never_ends, random_model, sentences, tiny_tokenizer
 
 SHORT = {"max_length_constant": 5}
 
@@ -286,6 +286,41 @@ def test_a_gpu_gives_the_translations_of_the_cpu(search: dict[str, Any]) -> None
     assert all(translation.hypotheses for translation in half)
 
 
+@pytest.mark.parametrize("search", [{}, {"beam_size": 1}, {"method": "sample", "n_best": 2}])
+def test_workers_change_nothing(search: dict[str, Any]) -> None:
+    lines = [*sentences(60, seed=3), "", *sentences(5, seed=4)]
+    expected = list(make(search, batch_tokens=40).translate(lines))
+    for workers in (1, 2, 3):
+        assert_same(list(make(search, batch_tokens=40, workers=workers).translate(lines)), expected)
+        assert [t.line for t in make(search, batch_tokens=40, workers=workers).translate(lines)] == list(range(1, 67))
+
+
+def test_several_workers_search_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def wait_for_the_other(*args: Any, **options: Any) -> Any:
+        both.wait()
+        return beam_search(*args, **options)
+
+    monkeypatch.setattr(translator_module, "beam_search", wait_for_the_other)
+    model = random_model(4).train()
+    assert len(list(make(models=[model], batch_tokens=1, workers=2).translate(["ba ki", "lo"]))) == 2
+    assert model.training
+
+
+def test_an_error_of_one_worker_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def fail(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise MTKitError("broken")
+
+    monkeypatch.setattr(translator_module, "beam_search", fail)
+    with pytest.raises(MTKitError, match="broken"):
+        list(make(batch_tokens=1, workers=2).translate(sentences(200, seed=1)))
+    assert len(calls) < 100
+
+
 def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -295,19 +330,6 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         list(make().translate(["ba", "ki"]))
     assert raised.value.hint is not None
     assert "--batch-tokens" in raised.value.hint
-
-
-def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> None:
-    tokenizer, other = tiny_tokenizer(), tiny_tokenizer(seed=2)
-    first = save(tmp_path / "first", random_model(4), tokenizer)
-    second = save(tmp_path / "second", random_model(2, num_layers=1), tokenizer)
-    third = save(tmp_path / "third", random_model(3, tokenizer=other), other)
-    models, loaded = load_models([first, second], dtype=torch.bfloat16)
-    assert len(models) == 2
-    assert loaded.fingerprint == tokenizer.fingerprint
-    assert {parameter.dtype for model in models for parameter in model.parameters()} == {torch.bfloat16}
-    with pytest.raises(ArtefactError, match="first and .*third have different tokenizers"):
-        load_models([first, second, third])
 
 
 # --- config -----------------------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from mtkit.artefacts import read_manifest
 from mtkit.cli.app import app
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.files import MAX_LINE_BYTES, read_lines, read_manifest
+from mtkit.files import MAX_LINE_BYTES, read_lines
 from tests.e2e.toy import SIZES, Pipeline, mtkit_environment, run_mtkit
 
 Run = Callable[..., Result]

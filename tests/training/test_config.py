@@ -46,6 +46,10 @@ def test_a_saved_config_gives_the_same_config_back() -> None:
         (["data.temperature=0.5"], "data.temperature (test) must be at least 1, but is 0.5"),
         (["data.weights=[1]", "data.temperature=2"], "data.weights (test) and temperature exclude each other"),
         (["data.shards=s", "data.dev=['d.en', 'd.de']"], "data.shards (test) and train or dev exclude each other"),
+        (["data.shards=s", "data.stream=true"], "data.shards (test) and stream or tokenizer exclude each other"),
+        (["data.shards=s", "data.tokenizer=t"], "data.shards (test) and stream or tokenizer exclude each other"),
+        (["data.stream=true", "data.weights=[1, 2]"], "data.stream (test) excludes weights and temperature"),
+        (["data.stream=true", "data.temperature=2"], "data.stream (test) excludes weights and temperature"),
         (["batch.batch_tokens=0"], "batch.batch_tokens (test) must be at least 1, but is 0"),
         (["batch.max_tokens=0"], "batch.max_tokens (test) must be at least 1, but is 0"),
         (["training.max_epochs=0"], "training.max_epochs (test) must be positive, but is 0"),
@@ -82,6 +86,7 @@ def test_what_is_refused(overrides: list[str], message: str) -> None:
         ["training.max_steps=none", "training.max_minutes=0.1"],
         ["tokenizer.joint=false", "model.tie_embeddings=decoder"],
         ["tokenizer.joint=false", "data.shards=somewhere"],  # the tokenizer is that of the shards
+        ["tokenizer.joint=false", "data.tokenizer=somewhere"],
         ["tokenizer.joint=false", "training.init_from=somewhere"],  # the tokenizer is that of the model
         ["tokenizer.type=bpe", "training.subword_alpha=0.1", "data.shards=somewhere"],
         ["training.keep_optimizer=true", "training.init_from=somewhere"],

@@ -9,6 +9,7 @@ from mtkit.checkpoint.format import parameters_by_name
 from mtkit.training.dry_run import dry_run, peak_memory_mb
 from mtkit.training.step import UpdateBatch
 from mtkit.training.trainer import Trainer
+from tests.training.toy import shards_of
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -18,7 +19,7 @@ def test_the_report_is_about_this_run(make_trainer: MakeTrainer, tmp_path: Path)
     before = {name: tensor.clone() for name, tensor in parameters_by_name(trainer.updater.model).items()}
     report = dry_run(trainer)
     plan = trainer.feed.plan(0, 0).plan
-    src, tgt = trainer._shards.src_lengths, trainer._shards.tgt_lengths
+    src, tgt = shards_of(trainer).src_lengths, shards_of(trainer).tgt_lengths
     assert report.parameters == sum(tensor.numel() for tensor in before.values())
     assert report.pairs == 120
     assert report.updates_per_epoch == plan.num_updates

@@ -1,6 +1,7 @@
 """The updates of a run: every pair once per epoch over all pools, the same from any place on, shared by the processes."""
 
 import itertools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 import torch
 
 from mtkit.data.batching import derive_budget
+from mtkit.data.corpus import parse_corpus
+from mtkit.data.filters import FilterConfig
 from mtkit.data.loader import Batch
 from mtkit.data.pools import Pool, ShardPools
 from mtkit.data.shards import ShardSet
+from mtkit.data.stream import StreamPools
 from mtkit.distributed import World
 from mtkit.errors import DataError
 from mtkit.training.feed import Feed, PlacedBatch
@@ -48,6 +52,7 @@ def place(placed: PlacedBatch) -> tuple[int, int, int]:
 
 
 def num_updates(feed: Feed, epoch: int) -> int:
+    assert feed.source.num_pools is not None
     return sum(feed.plan(epoch, pool).plan.num_updates for pool in range(feed.source.num_pools))
 
 
@@ -144,6 +149,7 @@ def test_updates_per_epoch_are_exact_for_one_pool_and_else_estimated(shards: Sha
     monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", pool_pairs)
     feed = feed_of(shards)
     estimate, exact = feed.updates_per_epoch(feed.plan(0, 0)), num_updates(feed, 0)
+    assert estimate is not None
     assert estimate == exact if pool_pairs == 120 else abs(estimate - exact) <= 3
 
 
@@ -151,3 +157,71 @@ def test_the_numbers_of_a_plan_are_those_of_the_pool(shards: ShardSet) -> None:
     planned: Any = feed_of(shards).plan(0, 2)
     assert (planned.plan.epoch, planned.plan.pool, planned.following) == (0, 2, (1, 0))
     assert np.array_equal(np.sort(planned.plan.indices), np.arange(len(planned.pool)))
+
+
+def stream_feed(toy_text: Path, toy_shards: Path, words: list[str]) -> Feed:
+    source = StreamPools(parse_corpus(words), tokenizer=ShardSet.open(toy_shards).tokenizer, filters=FilterConfig())
+    return Feed(source, budget=derive_budget(batch_tokens=120, max_tokens=60, world_size=2), seed=5, world=World())
+
+
+def write_tsv(toy_text: Path, path: Path) -> bytes:
+    sides = [(toy_text / f"train.{side}").read_bytes().split(b"\n")[:-1] for side in ("en", "de")]
+    data = b"".join(b"\t".join(pair) + b"\n" for pair in zip(*sides, strict=True))
+    path.write_bytes(data)
+    return data
+
+
+def test_a_stream_is_fed_epoch_after_epoch_and_a_pipe_once(toy_text: Path, toy_shards: Path, tmp_path: Path) -> None:
+    data = write_tsv(toy_text, tmp_path / "train.tsv")
+    feed = stream_feed(toy_text, toy_shards, [str(tmp_path / "train.tsv")])
+    placed = take(feed, 40)
+    assert [place(item) for item in placed[1:]] == [item.following for item in placed[:-1]]
+    first = [item for item in placed if item.planned.pool.epoch == 0]
+    assert sorted(number for item in first for group in item.pair_numbers() for number in group) == list(range(120))
+    assert placed[-1].planned.pool.epoch > 1
+    os.mkfifo(tmp_path / "pipe.tsv")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe.tsv").write_bytes(data))
+    writer.start()
+    piped = take(stream_feed(toy_text, toy_shards, [str(tmp_path / "pipe.tsv")]), 1000)
+    writer.join()
+    assert [place(item) for item in piped] == [place(item) for item in first]
+    assert all(same(left, right) for left, right in zip(piped, first, strict=True))
+    assert piped[-1].following == (1, 0, 0)
+
+
+def test_updates_per_epoch_of_a_stream_are_known_when_it_is_one_pool(
+    toy_text: Path, toy_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tsv(toy_text, tmp_path / "train.tsv")
+    feed = stream_feed(toy_text, toy_shards, [str(tmp_path / "train.tsv")])
+    assert [feed.updates_per_epoch(feed.plan(0, number)) for number in range(3)] == [None] * 3
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 120)
+    feed = stream_feed(toy_text, toy_shards, [str(tmp_path / "train.tsv")])
+    planned = feed.plan(0, 0)
+    assert feed.updates_per_epoch(planned) == planned.plan.num_updates
+
+
+def test_a_pipe_that_says_no_more_does_not_keep_the_run_from_ending(
+    toy_text: Path, toy_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtkit.data.loader.CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("mtkit.data.stream.HEAD_ROWS", 10)
+    data = write_tsv(toy_text, tmp_path / "train.tsv")
+    os.mkfifo(tmp_path / "pipe.tsv")
+    may_end = threading.Event()
+
+    def write() -> None:
+        with open(tmp_path / "pipe.tsv", "wb") as stream:
+            stream.write(b"\n".join(data.split(b"\n")[:110]) + b"\n")
+            stream.flush()
+            may_end.wait(timeout=30)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert len(take(stream_feed(toy_text, toy_shards, [str(tmp_path / "pipe.tsv")]), 2)) == 2
+    waiting = [thread for thread in threading.enumerate() if thread.name == "mtkit-prefetch"]
+    assert len(waiting) == 1, "only the one that reads"
+    may_end.set()
+    for thread in (writer, *waiting):
+        thread.join(timeout=10)
+        assert not thread.is_alive()

@@ -14,7 +14,7 @@ from mtkit.distributed import World
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.training.config import TrainConfig
 from mtkit.training.initial import open_initial
-from mtkit.training.prepare import prepare_data
+from mtkit.training.prepare import prepare_data, shards_directory
 from mtkit.training.session import open_session
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import optimizer_tensors
@@ -32,8 +32,8 @@ def opened(config: TrainConfig, output: Path, *, train: bool = False) -> tuple[T
     said: list[str] = []
     with open_session(config, output, device_name="cpu", world=World(), num_workers=1, resume=True, stop=StopRequest(), say=said.append) as session:
         if train:
-            list(session.trainer.train())
-        return session.trainer, said
+            list(session.train())
+        return session, said
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +100,9 @@ def test_raw_text_is_encoded_with_the_tokenizer_of_the_model(base: Path, toy_tex
 
 
 def test_shards_of_another_tokenizer_are_refused(base: Path, toy_text: Path, tmp_path: Path) -> None:
-    other = prepare_data(config(toy_data(toy_text), "tokenizer.vocab_size=43"), tmp_path / "other", num_workers=1, say=lambda _line: None)
+    making = config(toy_data(toy_text), "tokenizer.vocab_size=43")
+    prepare_data(making, tmp_path / "other", num_workers=1, say=lambda _line: None)
+    other = shards_directory(making, tmp_path / "other")
     bad = config({"shards": str(other)}, f"training.init_from={base}")
     for call in (lambda: opened(bad, tmp_path / "run"), lambda: prepare_data(bad, tmp_path / "run", num_workers=1, say=lambda _line: None)):
         with pytest.raises(ArtefactError, match="the same ids stand for other pieces") as error:
@@ -158,3 +160,18 @@ def test_the_weights_are_not_those_of_the_seed(base: Path, shards: codec.Tree, t
     fresh = weights_of(make_trainer(tmp_path / "fresh"))
     trainer, _ = opened(config(shards, f"training.init_from={base}"), tmp_path / "run")
     assert any(not torch.equal(tensor, fresh[name]) for name, tensor in weights_of(trainer).items())
+
+
+def test_a_stream_takes_the_tokenizer_of_the_model(base: Path, toy_text: Path, tmp_path: Path) -> None:
+    stream = {**toy_data(toy_text), "stream": True}
+    trainer, said = opened(config(stream, f"training.init_from={base}"), tmp_path / "run", train=True)
+    assert said == [f"beginning with the weights of {base / 'model'}"]
+    assert trainer.data.tokenizer.fingerprint == Tokenizer.load(base / "model").fingerprint
+    making = config(toy_data(toy_text), "tokenizer.vocab_size=43")
+    prepare_data(making, tmp_path / "other", num_workers=1, say=lambda _line: None)
+    for data in (
+        {**stream, "tokenizer": str(tmp_path / "other" / "data" / "tokenizer")},
+        {**toy_data(toy_text), "tokenizer": str(tmp_path / "other" / "data" / "tokenizer")},
+    ):
+        with pytest.raises(ArtefactError, match="the same ids stand for other pieces"):
+            opened(config(data, f"training.init_from={base}"), tmp_path / "refused")

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mtkit.artefacts import atomic_directory
 from mtkit.data.corpus import parse_corpus
 from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.errors import ArtefactError
-from mtkit.files import atomic_directory, write_json
+from mtkit.files import write_json
 from mtkit.training.inspection import inspect_directory
 
 NOUNS = (("dog", "Hund"), ("tree", "Baum"), ("forest", "Wald"), ("river", "Fluss"), ("table", "Tisch"), ("teacher", "Lehrer"), ("letter", "Brief"))

@@ -117,6 +117,7 @@ class TestOnAGpu:
         # No further from fp32 than the padded batch is, in the same precision.
         assert largest_difference(fp32, packed) < 1.5 * largest_difference(fp32, padded) + 0.01
 
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
     @pytest.mark.parametrize("is_compiled", [False, True])
     def test_a_recorded_step_equals_an_eager_one(self, is_compiled: bool) -> None:
         device, precision = torch.device("cuda"), Precision(name="bf16", device_type="cuda")

@@ -1,21 +1,22 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtkit import config as codec
+from mtkit.artefacts import MANIFEST_NAME
 from mtkit.data.corpus import parse_corpus
 from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
-from mtkit.files import MANIFEST_NAME
 from mtkit.training import prepare
 from mtkit.training.config import TrainConfig
-from mtkit.training.prepare import open_shards, pair_order, prepare_data
+from mtkit.training.prepare import open_data, open_shards, pair_order, prepare_data, shards_directory
 from tests.training.toy import TOY, toy_data
 
 
@@ -27,7 +28,7 @@ def config(text: Path, *overrides: str) -> TrainConfig:
 def make(text: Path, output: Path, *overrides: str) -> list[str]:
     """Prepare the data; returns what was said."""
     said: list[str] = []
-    assert prepare_data(config(text, *overrides), output, num_workers=1, say=said.append) == output / "data" / "shards"
+    prepare_data(config(text, *overrides), output, num_workers=1, say=said.append)
     return said
 
 
@@ -130,7 +131,8 @@ def test_what_an_unfinished_attempt_left_is_used_for_the_same_text_only(text: Pa
 
 def test_shards_that_are_named_are_used_as_they_are(toy_shards: Path, tmp_path: Path) -> None:
     named = codec.from_dict(TrainConfig, {"data": {"shards": str(toy_shards)}})
-    assert prepare_data(named, tmp_path / "run", num_workers=1, say=lambda _line: None) == toy_shards
+    prepare_data(named, tmp_path / "run", num_workers=1, say=lambda _line: None)
+    assert shards_directory(named, tmp_path / "run") == toy_shards
     assert not (tmp_path / "run").exists()
 
 
@@ -235,4 +237,86 @@ def test_text_from_a_pipe_is_refused_before_it_is_read(text: Path, tmp_path: Pat
     with pytest.raises(UsageError, match=r"pipe\.en .*train\.de: is a pipe, which can be read only once") as caught:
         make(text, tmp_path / "run", f"data.train={[str(text / 'pipe.en'), str(text / 'train.de')]}")
     assert "mtkit preprocess" in (caught.value.hint or "")
+    assert "--stream --tokenizer DIR" in (caught.value.hint or "")
     assert not (tmp_path / "run" / "data").exists()
+
+
+def test_a_tokenizer_that_is_named_is_used(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "first", "tokenizer.vocab_size=43")
+    for number, place in enumerate(("tokenizer", "shards")):
+        option = f"data.tokenizer={tmp_path / 'first' / 'data' / place}"
+        said = make(text, tmp_path / f"run{number}", option)
+        assert not any(line.startswith("training a tokenizer") for line in said)
+        shards, _dev = open_shards(tmp_path / f"run{number}" / "data" / "shards")
+        assert shards.tokenizer.src_vocab_size == 43
+        assert make(text, tmp_path / f"run{number}", option) == []
+    make(text, tmp_path / "other", "tokenizer.vocab_size=42")
+    with pytest.raises(ConfigError, match=r"tokenizer\.fingerprint: "):
+        make(text, tmp_path / "run0", f"data.tokenizer={tmp_path / 'other' / 'data' / 'tokenizer'}")
+
+
+@pytest.fixture
+def streamed(text: Path, toy_shards: Path) -> tuple[str, ...]:
+    """Overrides for a stream of the toy text."""
+    return "data.stream=true", f"data.tokenizer={toy_shards}"
+
+
+def test_of_a_stream_nothing_is_made(text: Path, tmp_path: Path, toy_shards: Path, streamed: tuple[str, ...]) -> None:
+    assert make(text, tmp_path / "run", *streamed) == []
+    assert not (tmp_path / "run").exists()
+    data, shards = (
+        open_data(config(text, *streamed), tmp_path / "run"),
+        open_data(codec.from_dict(TrainConfig, {**TOY, "data": {"shards": str(toy_shards)}}), tmp_path),
+    )
+    assert (list(data.dev.src_lines), list(data.dev.tgt_lines)) == (list(shards.dev.src_lines), list(shards.dev.tgt_lines))
+    assert data.tokenizer.fingerprint == shards.tokenizer.fingerprint
+    pool, expected = data.source.read(0, 0), shards.source.read(0, 0)
+    assert np.array_equal(pool.src_ids, expected.src_ids)
+    assert np.array_equal(pool.tgt_ids, expected.tgt_ids)
+
+
+@pytest.mark.parametrize("change", ["train", "dev", "tokenizer", "filters", "nothing"])
+def test_the_fingerprint_of_a_stream_covers_all_of_its_data(
+    text: Path, tmp_path: Path, other_tokenizer: Path, streamed: tuple[str, ...], change: str
+) -> None:
+    first = open_data(config(text, *streamed), tmp_path).fingerprint
+    options = streamed
+    if change in ("train", "dev"):
+        (text / f"{change}.en").write_text("two " + (text / f"{change}.en").read_text())
+    elif change == "tokenizer":
+        options = (*streamed, f"data.tokenizer={other_tokenizer}")
+    elif change == "filters":
+        options = (*streamed, "preprocess.filters.max_length=9")
+    assert (open_data(config(text, *options), tmp_path).fingerprint == first) == (change == "nothing")
+
+
+@pytest.fixture(scope="session")
+def other_tokenizer(toy_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("other")
+    make(toy_text, output, "tokenizer.vocab_size=41")
+    return output / "data" / "tokenizer"
+
+
+def test_what_cannot_be_streamed(text: Path, tmp_path: Path, streamed: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="a stream needs a tokenizer") as error:
+        make(text, tmp_path / "run", streamed[0])
+    assert "mtkit tokenizer train" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="stdin cannot be both the training text and the dev set"):
+        make(text, tmp_path / "run", *streamed, "data.train=['-']", "data.dev=['-']")
+    named = config(text, *streamed, "data.train=['-']")
+    with pytest.raises(UsageError, match="stdin: is a pipe, which one process only can read, but each of the 2 reads the whole stream"):
+        prepare_data(named, tmp_path / "run", num_workers=1, world_size=2, say=lambda _line: None)
+    prepare_data(config(text, *streamed), tmp_path / "run", num_workers=1, world_size=2, say=lambda _line: None)
+    (text / "dev.en").write_text("\n" * 15)
+    with pytest.raises(DataError, match=r"dev\.en .*dev\.de: holds no pair with text on both sides, so there is no dev set"):
+        open_data(config(text, *streamed), tmp_path / "run")
+
+
+def test_a_tokenizer_is_not_needed_twice_for_a_pipe(text: Path, tmp_path: Path, toy_shards: Path) -> None:
+    os.mkfifo(text / "pipe.tsv")
+    pairs = zip(*((text / f"train.{side}").read_text().split("\n")[:-1] for side in ("en", "de")), strict=True)
+    writer = threading.Thread(target=(text / "pipe.tsv").write_text, args=("".join(f"{src}\t{tgt}\n" for src, tgt in pairs),))
+    writer.start()
+    make(text, tmp_path / "run", f"data.train=['{text / 'pipe.tsv'}']", f"data.tokenizer={toy_shards}")
+    writer.join()
+    assert open_shards(tmp_path / "run" / "data" / "shards")[0].num_pairs == 120

@@ -89,3 +89,20 @@ def test_other_things_beside_checkpoints_are_no_run(tmp_path: Path, name: str) -
 def test_where_things_are(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in (run.checkpoints, run.metrics, run.model)] == ["checkpoints", "metrics.jsonl", "model"]
+
+
+def test_what_a_killed_process_has_left_is_removed_with_the_lock_and_nothing_else(tmp_path: Path) -> None:
+    """A11: not before, as the other one may be at work; what mtkit has not made stays."""
+    (tmp_path / ".model.tmp-12-0123abcd").mkdir()
+    (tmp_path / ".model.tmp-12-0123abcd" / "model.safetensors").touch()
+    for name in (
+        ".config.json.tmp-12-0123abcd",
+        ".metrics.jsonl.tmp-12-0123abcd",
+        ".notes.tmp-12-0123abcd",
+        ".model.tmp-mine",
+        "model.tmp-12-0123abcd",
+    ):
+        (tmp_path / name).touch()
+    with RunDirectory(path=tmp_path).lock():
+        left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".model.tmp-mine", ".notes.tmp-12-0123abcd", "model.tmp-12-0123abcd", "run.lock"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mtkit.artefacts import read_manifest, verify_directory
 from mtkit.checkpoint.format import load_model, parameters_by_name
 from mtkit.errors import ArtefactError
-from mtkit.files import read_manifest, verify_directory
 from mtkit.training.state import TrainState
 from mtkit.training.trainer import Trainer
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_tells_its_data_and_passes_a_full_check(make_trainer: MakeT
     path = trainer.store.manager.stored()[0].path
     verify_directory(path, kind="checkpoint", level="full")
     manifest = read_manifest(path)
-    assert manifest.inputs == {"data": trainer._shards.fingerprint, "world_size": 1, "torch": torch.__version__}
+    assert manifest.inputs == {"data": trainer.data.fingerprint, "world_size": 1, "torch": torch.__version__}
     assert manifest.config["seed"] == trainer.config.seed
     assert load_model(path).description.provenance["scores"] == {"loss": 2.0}
 

@@ -10,9 +10,10 @@ from mtkit import config as codec
 from mtkit.distributed import World
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, UsageError
 from mtkit.training.config import TrainConfig
-from mtkit.training.prepare import prepare_data
-from mtkit.training.session import Session, open_session
+from mtkit.training.prepare import prepare_data, shards_directory
+from mtkit.training.session import open_session
 from mtkit.training.signals import StopRequest
+from mtkit.training.trainer import Trainer
 from tests.training.toy import TOY, toy_data
 
 
@@ -22,7 +23,7 @@ def config(data: codec.Tree, *overrides: str) -> TrainConfig:
 
 
 @contextlib.contextmanager
-def session(config: TrainConfig, output: Path, *, resume: bool = True, said: list[str] | None = None) -> Iterator[Session]:
+def session(config: TrainConfig, output: Path, *, resume: bool = True, said: list[str] | None = None) -> Iterator[Trainer]:
     say = (said if said is not None else []).append
     with open_session(config, output, device_name="cpu", world=World(), num_workers=1, resume=resume, stop=StopRequest(), say=say) as opened:
         yield opened
@@ -32,9 +33,14 @@ def train(config: TrainConfig, output: Path, **options: Any) -> list[str]:
     """Train to the end; returns what was said."""
     said: list[str] = []
     with session(config, output, said=said, **options) as opened:
-        for _ in opened.trainer.train():
+        for _ in opened.train():
             pass
     return said
+
+
+def make_shards(config: TrainConfig, output: Path) -> Path:
+    prepare_data(config, output, num_workers=1, say=lambda _line: None)
+    return shards_directory(config, output)
 
 
 @pytest.fixture
@@ -51,9 +57,9 @@ def test_from_text_to_a_model_and_on(toy_text: Path, tmp_path: Path) -> None:
     said = train(config(text, "training.max_steps=6"), tmp_path / "run")
     assert said == [f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000004'}"], "the data is there already"
     with session(config(text, "training.max_steps=6"), tmp_path / "run") as opened:
-        assert opened.trainer.state.step == 6
-        assert opened.shards.num_pairs == 120
-        assert len(opened.dev.src_lines) == 15
+        assert opened.state.step == 6
+        assert opened.data.source.num_pairs == 120
+        assert len(opened.data.dev.src_lines) == 15
 
 
 def test_a_run_is_not_overwritten(data: codec.Tree, tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_other_data_under_the_same_name_is_refused(data: codec.Tree, toy_text: P
     text = Path(shutil.copytree(toy_text, tmp_path / "text"))
     for side, word in (("en", "one"), ("de", "eins")):
         (text / f"train.{side}").write_text((text / f"train.{side}").read_text() + word + "\n")
-    other = prepare_data(config(toy_data(text)), tmp_path / "other", num_workers=1, say=lambda _line: None)
+    other = make_shards(config(toy_data(text)), tmp_path / "other")
     shutil.rmtree(data["shards"])
     shutil.copytree(other, data["shards"])
     with (
@@ -108,7 +114,7 @@ def test_leftovers_are_removed_and_damage_is_said(data: codec.Tree, tmp_path: Pa
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x99")
     said: list[str] = []
     with session(config(data, "checkpoint.every_steps=2"), tmp_path / "run", said=said) as opened:
-        assert opened.trainer.state.step == 2
+        assert opened.state.step == 2
     assert sorted(path.name for path in checkpoints.iterdir()) == ["my notes", "step-0000002", "step-0000004"]
     assert said[0].startswith("warning: passed over a damaged checkpoint: ")
     assert "step-0000004" in said[0]
@@ -117,9 +123,9 @@ def test_leftovers_are_removed_and_damage_is_said(data: codec.Tree, tmp_path: Pa
 
 def test_one_matrix_for_two_vocabularies_of_one_size_is_refused(toy_text: Path, tmp_path: Path) -> None:
     separate = ("tokenizer.joint=false", "tokenizer.vocab_size=30", "model.tie_embeddings=decoder")
-    shards = prepare_data(config(toy_data(toy_text), *separate), tmp_path / "text", num_workers=1, say=lambda _line: None)
+    shards = make_shards(config(toy_data(toy_text), *separate), tmp_path / "text")
     with session(config({"shards": str(shards)}, "model.tie_embeddings=decoder"), tmp_path / "tied-twice") as opened:
-        model = opened.trainer.updater.model
+        model = opened.updater.model
         assert model.src_vocab_size == model.tgt_vocab_size == 30
     with (
         pytest.raises(ConfigError, match="model.tie_embeddings = three-way needs one vocabulary for both languages, but tokenizer.joint is false"),
@@ -128,3 +134,22 @@ def test_one_matrix_for_two_vocabularies_of_one_size_is_refused(toy_text: Path, 
         pass
     with pytest.raises(ConfigError, match="tokenizer.joint is false"):
         config(toy_data(toy_text), "tokenizer.joint=false")
+
+
+def test_a_stream_is_trained_on_and_gone_on_with(toy_text: Path, toy_shards: Path, tmp_path: Path) -> None:
+    text = {**toy_data(toy_text), "stream": True, "tokenizer": str(toy_shards)}
+    assert train(config(text), tmp_path / "run") == []
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl", "model", "run.lock"]
+    assert train(config(text, "training.max_steps=6"), tmp_path / "run") == [f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000004'}"]
+    with pytest.raises(ConfigError, match="data.stream: True -> False"), session(config(toy_data(toy_text)), tmp_path / "run"):
+        pass
+    for change in ("preprocess.filters.max_length=7", f"data.dev={[str(toy_text / 'train.en'), str(toy_text / 'train.de')]}"):
+        with pytest.raises(ArtefactError, match="was trained on data with the fingerprint"), session(config(text, change), tmp_path / "run"):
+            pass
+
+
+def test_processes_that_do_not_agree_do_not_train(data: codec.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D8."""
+    monkeypatch.setattr("mtkit.training.session.all_gather_lines", lambda lines, *_: [lines, [lines[0], "f" * 64, lines[2]]])
+    with pytest.raises(ConfigError, match="process 1 has another data than process 0"), session(config(data), tmp_path / "run"):
+        pass

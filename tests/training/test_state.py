@@ -19,6 +19,7 @@ FULL = TrainState(
     epoch=3,
     pool=6,
     position=4,
+    pool_digest="5d" * 32,
     num_tgt_tokens=567,
     num_skipped=2,
     num_skipped_in_row=1,
@@ -177,3 +178,9 @@ def test_a_result_that_is_not_finite_is_no_result_and_can_be_saved() -> None:
     assert (state.best_value, state.num_bad_validations) == (None, 1)
     json.dumps(state.to_json(), allow_nan=False)
     assert state.record_validation({"loss": 2.0}, metric="loss")
+
+
+def test_a_state_from_before_pools_had_a_digest_is_read() -> None:
+    value = FULL.to_json()
+    del value["pool_digest"]
+    assert TrainState.from_json(value, path=Path("state.json")) == dataclasses.replace(FULL, pool_digest=None)

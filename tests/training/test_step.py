@@ -25,7 +25,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.training import step as module
 from mtkit.training.config import TrainConfig
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep
-from mtkit.training.step import UpdateBatch, Updater, update_batches
+from mtkit.training.step import UpdateBatch, Updater, halves, update_batches
 from tests.helpers import REPOSITORY
 from tests.training import ranks
 from tests.training.toy import TOY
@@ -319,3 +319,22 @@ def test_packed_and_padded_training_learn_alike(shards: ShardSet, eager: None) -
     packed, padded = curves
     assert packed[-1] < 0.6 * packed[0], "there is something to learn"
     np.testing.assert_allclose(packed, padded, rtol=0.05)
+
+
+def test_halves_have_the_gradient_of_the_whole(shards: ShardSet) -> None:
+    """C3: without dropout; a row alone is not halved, and packed batches have no halves."""
+    updater = ranks.make_updater(shards, World())
+    updater.model.eval()
+    batch = next(ranks.batches(shards, World(), position=0))
+    halved = halves(batch)
+    assert halved is not None
+    rows = [len(micro_batch.src_BS) for micro_batch in batch.micro_batches if isinstance(micro_batch, Batch)]
+    parts = [micro_batch for micro_batch in halved.micro_batches if isinstance(micro_batch, Batch)]
+    assert sum(len(part.src_BS) for part in parts) == sum(rows)
+    assert max(len(part.src_BS) for part in parts) == max((count + 1) // 2 for count in rows)
+    assert sum(part.num_tgt_tokens for part in parts) == batch.num_tgt_tokens
+    assert all(bool(part.tgt_mask_BT.any(dim=0).all()) and bool(part.src_mask_BS.any(dim=0).all()) for part in parts), "no column is all padding"
+    assert len(set(halved.seeds)) == len(halved.seeds)
+    close(ranks.take_gradients(updater, halved), ranks.take_gradients(updater, batch), relative=1e-5)
+    single = next(part for part in parts if len(part.src_BS) == 1)
+    assert halves(dataclasses.replace(batch, micro_batches=[single], weights=[1.0], seeds=[1])) is None

@@ -36,7 +36,7 @@ def trained(make_trainer: MakeTrainer, run_directory: Path) -> Trainer:
 def measure(trainer: Trainer, world: World | None = None, **options: Any) -> dict[str, float]:
     settings: dict[str, Any] = {"search": SearchConfig(), "max_tokens": 200, "tgt_lang": None, **options}
     model = trainer.updater.model.eval()
-    return validate(model, trainer._shards.tokenizer, trainer._dev, device=torch.device("cpu"), world=world or World(), **settings)
+    return validate(model, trainer.data.tokenizer, trainer.data.dev, device=torch.device("cpu"), world=world or World(), **settings)
 
 
 def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_shares_are_the_whole_dev_set() -> None:
 
 
 def test_the_loss_does_not_depend_on_the_batches(trained: Trainer) -> None:
-    model, tokenizer, dev = trained.updater.model.eval(), trained._shards.tokenizer, trained._dev
+    model, tokenizer, dev = trained.updater.model.eval(), trained.data.tokenizer, trained.data.dev
     one_by_one = dev_loss(model, tokenizer, dev, device=torch.device("cpu"), max_tokens=1)
     all_at_once = dev_loss(model, tokenizer, dev, device=torch.device("cpu"), max_tokens=100_000)
     assert one_by_one[0] == pytest.approx(all_at_once[0], rel=1e-5)

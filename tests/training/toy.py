@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 
 from mtkit import config as codec
+from mtkit.data.shards import ShardSet
+from mtkit.training.trainer import Trainer
 
 ENGLISH = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -32,3 +34,9 @@ def write_toy_text(directory: Path) -> Path:
 def toy_data(text: Path) -> codec.Tree:
     """The `data` part of a config that trains on this text."""
     return {"train": [str(text / "train.en"), str(text / "train.de")], "dev": [str(text / "dev.en"), str(text / "dev.de")]}
+
+
+def shards_of(trainer: Trainer) -> ShardSet:
+    """The shards that a trainer's config names."""
+    assert trainer.config.data.shards is not None
+    return ShardSet.open(Path(trainer.config.data.shards))

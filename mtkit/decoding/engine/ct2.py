@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mtkit.artefacts import MANIFEST_NAME, Manifest, read_manifest, verify_directory
 from mtkit.checkpoint.ctranslate2 import COMPUTE_TYPES, WEIGHTS_NAME, import_ctranslate2, pieces_in_order
 from mtkit.checkpoint.layout import CONFIG_NAME, EXPORT_KIND, TOKENIZER_NAME
 from mtkit.data.batching import batches_by_length
@@ -28,8 +29,7 @@ from mtkit.decoding.scoring import length_penalty
 from mtkit.decoding.search import Hypothesis, refuse_nan
 from mtkit.decoding.translator import BATCH_TOKENS, LineTranslator, SearchConfig
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
-from mtkit.files import MANIFEST_NAME, Manifest, read_manifest, verify_directory
-from mtkit.model.device import PrecisionName
+from mtkit.model.device import InferencePrecisionName
 
 CPU_BATCH_TOKENS = 512
 """Source positions of a batch on a CPU, by default: there, larger batches are slower. On a GPU they are as for our own search."""
@@ -83,8 +83,7 @@ class CTranslate2Translator(LineTranslator):
                 f"max_source_length must be below {max_positions} with --engine ct2, but is {search.max_source_length}",
                 hint="The export has no encodings for later positions.",
             )
-        super().__init__(tokenizer, search=search, batch_tokens=batch_tokens * workers * _BATCHES_PER_WORKER)
-        self.description = description
+        super().__init__(tokenizer, search=search, batch_tokens=batch_tokens * workers * _BATCHES_PER_WORKER, description=description)
         self._runtime = runtime
         self._worker_tokens = batch_tokens
         self._max_length = max_positions - 1  # BOS takes a position too
@@ -186,7 +185,7 @@ def load_ctranslate2(
     *,
     search: SearchConfig,
     device: str = "auto",
-    precision: PrecisionName = "auto",
+    precision: InferencePrecisionName = "auto",
     threads: int | None = None,
     exact_scores: bool = True,
     batch_tokens: int | None = None,

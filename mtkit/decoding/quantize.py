@@ -1,0 +1,89 @@
+"""Linear layers in 8-bit integers, for decoding on a CPU.
+
+Weights have one scale per row of the matrix (per output channel), activations one per position, found as they come. Sums are exact integers, so a
+row of a product depends on that row alone.
+
+Shapes: M positions, K inputs, N outputs.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.model.transformer import Transformer
+
+SMALLEST_ONEDNN_BATCH = 8
+"""Positions from which oneDNN's product is faster than FBGEMM's on a CPU with matrix units."""
+
+_SMALLEST = 1e-12
+"""Scales rows of zeros."""
+
+
+class Int8Linear(nn.Module):
+    """y = x Wᵀ + b with W in 8 bits; x and y are fp32.
+
+    The product is FBGEMM's; on a CPU with instructions for products of 8-bit integers (VNNI, AMX), where there are many positions, oneDNN's.
+
+    Args:
+        weight_NK: W, fp32.
+        bias_N: b, fp32, or None.
+        has_vnni: Whether the CPU has them; None = find out.
+    """
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, has_vnni: bool | None = None) -> None:
+        super().__init__()
+        self._has_vnni = cpu_has_vnni() if has_vnni is None else has_vnni
+        # Without them AVX2 adds pairs of products in 16 bits, which 7 bits of activation and 8 of weight cannot overflow.
+        self._levels = 127 if self._has_vnni else 63
+        self._scale_N = weight_NK.abs().amax(dim=1).clamp(min=_SMALLEST) / 127.0
+        self._zero_N = torch.zeros(len(weight_NK), dtype=torch.int64)
+        self._bias_N = bias_N
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.quantize_per_tensor")  # deprecated, but there is no other way to FBGEMM yet
+            quantized_NK = torch.quantize_per_channel(weight_NK, self._scale_N.double(), self._zero_N, 0, torch.qint8)
+        self._packed = torch.ops.quantized.linear_prepack(quantized_NK, None)
+        self._packed_for_onednn = torch.ops.onednn.qlinear_prepack(quantized_NK.int_repr(), None) if self._has_vnni else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product, [..., N], of x, [..., K]."""
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_SMALLEST)
+        y = self._product(x / largest)
+        return y.mul_(largest) if self._bias_N is None else torch.addcmul(self._bias_N, y, largest)
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x Wᵀ for x between -1 and 1."""
+        y: Tensor
+        scale, zero = 1.0 / self._levels, self._levels + 1
+        if self._packed_for_onednn is None or x.numel() < SMALLEST_ONEDNN_BATCH * x.shape[-1]:
+            y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, scale, zero, self._packed)
+        else:
+            x_u8 = x.mul(self._levels).add_(zero + 0.5).to(torch.uint8).flatten(0, -2)
+            y = torch.ops.onednn.qlinear_pointwise(
+                x_u8, scale, zero, self._packed_for_onednn, self._scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+        return y.view(*x.shape[:-1], -1)
+
+
+def cpu_has_vnni() -> bool:
+    """Whether this CPU has instructions for products of 8-bit integers with sums in 32 bits."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
+def quantize_linear_layers(model: Transformer) -> Transformer:
+    """Replace all matrices of a model but its embeddings, in place. It can translate and score on a CPU, and no more be trained or stored.
+
+    Args:
+        model: On the CPU, in fp32.
+
+    Returns:
+        The model.
+    """
+    output = Int8Linear(model.output_weight.detach(), None)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                bias_N: Tensor | None = child.bias
+                setattr(module, name, Int8Linear(child.weight.detach(), None if bias_N is None else bias_N.detach()))
+    model.output_projection = output
+    return model

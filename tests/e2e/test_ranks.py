@@ -1,0 +1,136 @@
+"""`mtkit train --nproc 2` when one of its processes, or the one that launched them, is killed or hangs."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_signals import CONFIG, Result, Training, result_of
+from tests.e2e.toy import run_mtkit, write_pairs
+
+Start = Callable[..., Training]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that holds `shards` and `config.toml`."""
+    place = tmp_path_factory.mktemp("ranks")
+    write_pairs(place, {"train": 300, "dev": 8}, seed=5)
+    (place / "config.toml").write_text(CONFIG, "utf-8")
+    run_mtkit("tokenizer", "train", place / "train.en", place / "train.de", "--vocab-size", "300", "--output", place / "tokenizer")
+    corpora = ("--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de")
+    run_mtkit("preprocess", *corpora, "--tokenizer", place / "tokenizer", "--output", place / "shards", "--workers", "1")
+    return place
+
+
+@pytest.fixture
+def start(shards: Path) -> Iterator[Start]:
+    """Starts the training as two processes."""
+    started: list[Training] = []
+
+    def run(output: Path, *arguments: str) -> Training:
+        data: list[str | Path] = ["--shards", shards / "shards", "--config", shards / "config.toml"]
+        started.append(Training([*data, "--output", output, "--nproc", "2", *arguments], may_show_stacks=True))
+        return started[-1]
+
+    yield run
+    for training in started:
+        training.process.kill()
+
+
+@pytest.fixture(scope="module")
+def straight(shards: Path) -> Result:
+    """What two processes come to that nothing disturbs."""
+    data: list[str | Path] = ["--shards", shards / "shards", "--config", shards / "config.toml"]
+    training = Training([*data, "--output", shards / "straight", "--nproc", "2"])
+    assert training.end() == 0, training.text
+    return result_of(shards / "straight")
+
+
+def ranks_of(training: Training) -> list[int]:
+    pid = training.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.smoke
+def test_a_killed_rank_restarts_all_from_the_last_checkpoint(start: Start, straight: Result, tmp_path: Path) -> None:
+    """D4: to the bit; --no-resume is about the first start only."""
+    training = start(tmp_path / "run", "--no-resume", "--max-restarts", "1")
+    training.wait_for("step 20 ")
+    os.kill(ranks_of(training)[1], signal.SIGKILL)
+    assert training.end() == 0, training.text
+    assert "a process was ended by signal 9; starting all 2 anew, for the 1. of 1 times" in training.text
+    assert "going on from " in training.text
+    assert result_of(tmp_path / "run") == straight
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+@pytest.mark.parametrize("fault", ["kill@save:3/0", "kill@artefact.rename:4/0", "kill@valid:2/1", "kill@init:1/1"])
+def test_a_rank_that_dies_in_some_phase_leaves_the_run_whole(
+    start: Start, straight: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """D5: while saving, in the middle of it, in a validation, and before the first update."""
+    monkeypatch.setenv("MTKIT_FAULT", fault)
+    monkeypatch.setenv("MTKIT_ALLOW_FAULTS", "1")
+    assert start(tmp_path / "run", "--max-restarts", "0").end() == 128 + signal.SIGKILL
+    monkeypatch.delenv("MTKIT_FAULT")
+    assert start(tmp_path / "run").end() == 0
+    assert result_of(tmp_path / "run") == straight
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_two_ranks_stop_at_the_same_step_and_go_on(start: Start, straight: Result, tmp_path: Path) -> None:
+    """D1: whichever of them a signal reaches first."""
+    training = start(tmp_path / "run")
+    training.wait_for("step 20 ")
+    os.kill(ranks_of(training)[1], signal.SIGTERM)
+    assert training.end() == 75, training.text
+    assert start(tmp_path / "run").end() == 0
+    assert result_of(tmp_path / "run") == straight
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_a_rank_that_hangs_is_found(start: Start, straight: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6: the others give up after the time they were given, it shows where it stands, and the run can go on."""
+    monkeypatch.setenv("MTKIT_FAULT", "hang@step:20/1")
+    monkeypatch.setenv("MTKIT_ALLOW_FAULTS", "1")
+    begin = time.monotonic()
+    training = start(tmp_path / "run", "--timeout", "5")
+    assert training.end() == 1, training.text
+    assert time.monotonic() - begin < 150
+    assert "Thread 0x" in training.text
+    assert "in reach" in training.text
+    monkeypatch.delenv("MTKIT_FAULT")
+    assert start(tmp_path / "run").end() == 0
+    assert result_of(tmp_path / "run") == straight
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_no_rank_outlives_a_launcher_that_was_killed(start: Start, straight: Result, tmp_path: Path) -> None:
+    """D7: they save what there is."""
+    training = start(tmp_path / "run")
+    training.wait_for("step 20 ")
+    ranks = ranks_of(training)
+    training.kill(signal.SIGKILL)
+    training.end()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline, "an orphan goes on"
+        time.sleep(0.05)
+    assert "stopped at step" in training.text
+    assert start(tmp_path / "run").end() == 0
+    assert result_of(tmp_path / "run") == straight
