@@ -1,7 +1,7 @@
 """`mtkit score`: how good translations are, or how probable a model finds them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mtkit.evaluation.checks import NamedLines
     from mtkit.evaluation.metrics import Score, SentenceScores
     from mtkit.evaluation.testsets import TestSet
+    from mtkit.model.device import InferencePrecisionName
 
 EPILOG = (
     "Examples: mtkit score -r test.de hyp.de  ·  mtkit score --test-set wmt14/full -l en-de base.de big.de  ·  "
@@ -42,6 +43,10 @@ def score(
     model: Annotated[Path | None, typer.Option("--model", help="Print this model's log-probability of each pair of --src and --tgt.")] = None,
     tgt: Annotated[str | None, typer.Option("--tgt", metavar="FILE", help="Target text for --model.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where the model runs: auto, cpu, cuda, cuda:1 ...")] = "auto",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16", "int8"],
+        typer.Option("--precision", help="With --model: fp32 is exact; auto computes as `mtkit translate` does by default."),
+    ] = "fp32",
     force: Annotated[bool, typer.Option("--force", help="Score even text that looks wrong.")] = False,
     as_json: console.JsonOption = False,
     quiet: console.QuietOption = False,
@@ -57,7 +62,7 @@ def score(
             raise UsageError("--model scores the pairs of --src and --tgt and takes no other texts")
         if src is None or tgt is None:
             raise UsageError("--model needs --src and --tgt")
-        _score_pairs(model, src, tgt, device=device, as_json=as_json, quiet=quiet)
+        _score_pairs(model, src, tgt, device=device, precision=precision, as_json=as_json, quiet=quiet)
         return
     if tgt is not None:
         raise UsageError("--tgt belongs to --model", hint="Give translations as plain arguments and references with --ref.")
@@ -92,11 +97,12 @@ def score(
             console.say(line, quiet=quiet)
 
 
-def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, as_json: bool, quiet: bool) -> None:
+def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision: "InferencePrecisionName", as_json: bool, quiet: bool) -> None:
     """Print the log-probability that a model gives to each target line."""
     import math
 
     from mtkit.checkpoint.format import load_model
+    from mtkit.decoding.loading import in_precision
     from mtkit.decoding.scoring import score_pairs
     from mtkit.evaluation.checks import check_line_counts, find_markup
     from mtkit.model.device import resolve_device
@@ -106,8 +112,10 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, as_json: 
     check_line_counts(texts)
     for markup in filter(None, map(find_markup, texts)):
         console.warn(f"{markup.message}; its tags are scored as text")
-    loaded = load_model(model_path, device=resolve_device(device))
-    scores = score_pairs(loaded.model, loaded.tokenizer, texts[0].lines, texts[1].lines)
+    place = resolve_device(device)
+    loaded = load_model(model_path, device=place)
+    (model,), _ = in_precision([loaded.model], precision, place)
+    scores = score_pairs(model, loaded.tokenizer, texts[0].lines, texts[1].lines)
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
     perplexity = math.exp(min(-log_prob / num_tokens, 700.0))
     if as_json:

@@ -70,7 +70,7 @@ def translate(
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8, for narrow models fp32; with --engine ct2 that of the export."),
     ] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads: batches at the same time. [default: one per core]")] = None,
     batch_tokens: Annotated[
         int | None, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine ct2 on a CPU 512.")
     ] = None,

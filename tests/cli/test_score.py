@@ -2,7 +2,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,8 +15,9 @@ from mtkit.cli.app import app as mtkit_app
 from mtkit.cli.app import global_options
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
+from mtkit.decoding.loading import load_translator
 from mtkit.decoding.scoring import score_pairs
-from mtkit.decoding.translator import SearchConfig, Translator
+from mtkit.decoding.translator import SearchConfig
 from mtkit.errors import MTKitError
 from mtkit.evaluation import testsets
 from mtkit.evaluation.checks import NamedLines
@@ -214,11 +215,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_model_scores_its_own_translations_as_it_did_when_translating(run: Run, model_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_model_scores_its_own_translations_as_it_did_when_translating(run: Run, model_path: Path, precision: Literal["fp32", "int8"]) -> None:
     sources = [*NAMES, "Anna und Bernd", "Emil und Clara Anna", "und"]
     loaded = load_model(model_path)
-    translations = list(Translator([loaded.model], loaded.tokenizer, search=SearchConfig(beam_size=3)).translate(sources))
-    result = run("--model", str(model_path), "--src", put("src", sources), "--tgt", put("tgt", [item.text for item in translations]))
+    translator, _ = load_translator([model_path], search=SearchConfig(beam_size=3), device="cpu", precision=precision, threads=1)
+    translations = list(translator.translate(sources))
+    texts = ("--src", put("src", sources), "--tgt", put("tgt", [item.text for item in translations]))
+    result = run("--model", str(model_path), *texts, "--precision", precision)
     rows = [line.split("\t") for line in result.stdout.removesuffix("\n").split("\n")]
     assert len(rows) == len(sources)
     num_compared = 0
