@@ -317,9 +317,10 @@ def read_model_tensors(path: Path, description: ModelDescription) -> dict[str, T
 
 
 def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) -> Transformer:
-    """A model in fp32 with the given weights, in training mode."""
-    model = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
-    copy_parameters(model, tensors)
+    """A model in fp32 of the given weights themselves, not of copies, in training mode."""
+    with torch.device("meta"):
+        model = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
+    model.load_state_dict(dict(tensors), assign=True)
     return model
 
 

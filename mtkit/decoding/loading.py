@@ -45,7 +45,7 @@ def load_translator(
         UsageError: There is no such device, or it has no such precision.
     """
     place = resolve_device(device)
-    models, tokenizer = load_models(paths, device=place)
+    models, tokenizer = load_models(paths)
     models, name = in_precision(models, precision, place)
     workers = None
     if place.type == "cpu":
@@ -65,12 +65,12 @@ def load_translator(
 
 
 def in_precision(models: Sequence[Transformer], precision: InferencePrecisionName, device: torch.device) -> tuple[list[Transformer], str]:
-    """Convert models for translating; they cannot be trained or stored afterwards.
+    """Bring models to where and how they translate; they cannot be trained or stored afterwards.
 
     Args:
-        models: On the device, in fp32.
+        models: In fp32.
         precision: See `load_translator`.
-        device: Theirs.
+        device: Where they go.
 
     Returns:
         The models, and the name of the precision, with the reason where it was picked.
@@ -88,20 +88,19 @@ def in_precision(models: Sequence[Transformer], precision: InferencePrecisionNam
     if precision == "int8":
         return [quantize_linear_layers(model) for model in models], f"int8{reason}"
     resolved = resolve_inference_precision(precision, device)
-    return [model.to(resolved.dtype) for model in models], f"{resolved.name}{reason}"
+    return [model.to(device, resolved.dtype) for model in models], f"{resolved.name}{reason}"
 
 
-def load_models(paths: Sequence[Path | str], *, device: torch.device | str = "cpu") -> tuple[list[Transformer], Tokenizer]:
-    """Load one model, or several for an ensemble.
+def load_models(paths: Sequence[Path | str]) -> tuple[list[Transformer], Tokenizer]:
+    """Load one model, or several for an ensemble, on the CPU in fp32.
 
     Args:
         paths: Model, checkpoint or run directories.
-        device: Where the weights go.
 
     Raises:
         ArtefactError: One cannot be loaded, or their tokenizers differ.
     """
-    loaded = [load_model(path, device=device) for path in paths]
+    loaded = [load_model(path) for path in paths]
     first = loaded[0]
     for other in loaded[1:]:
         if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
