@@ -16,8 +16,12 @@ from mtkit.model.transformer import Transformer
 SMALLEST_ONEDNN_BATCH = 8
 """Positions from which oneDNN's product is faster than FBGEMM's on a CPU with matrix units."""
 
-_SMALLEST = 1e-12
-"""Scales rows of zeros."""
+LEVELS_OF_SAFE_SUMS = 63
+"""Largest magnitude of a weight as an integer without VNNI: AVX2 adds pairs of products in 16 bits, which 8 bits of activation and 7 of weight cannot
+overflow. (7 of activation and 8 of weight cost more BLEU.)"""
+
+_LEVELS = 127
+_SMALLEST = 1e-12  # scales rows of zeros
 
 
 class Int8Linear(nn.Module):
@@ -34,9 +38,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, has_vnni: bool | None = None) -> None:
         super().__init__()
         self._has_vnni = cpu_has_vnni() if has_vnni is None else has_vnni
-        # Without them AVX2 adds pairs of products in 16 bits, which 7 bits of activation and 8 of weight cannot overflow.
-        self._levels = 127 if self._has_vnni else 63
-        self._scale_N = weight_NK.abs().amax(dim=1).clamp(min=_SMALLEST) / 127.0
+        self._scale_N = weight_NK.abs().amax(dim=1).clamp(min=_SMALLEST) / (_LEVELS if self._has_vnni else LEVELS_OF_SAFE_SUMS)
         self._zero_N = torch.zeros(len(weight_NK), dtype=torch.int64)
         self._bias_N = bias_N
         with warnings.catch_warnings():
@@ -54,11 +56,11 @@ class Int8Linear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         """x Wᵀ for x between -1 and 1."""
         y: Tensor
-        scale, zero = 1.0 / self._levels, self._levels + 1
+        scale, zero = 1.0 / _LEVELS, _LEVELS + 1
         if self._packed_for_onednn is None or x.numel() < SMALLEST_ONEDNN_BATCH * x.shape[-1]:
             y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, scale, zero, self._packed)
         else:
-            x_u8 = x.mul(self._levels).add_(zero + 0.5).to(torch.uint8).flatten(0, -2)
+            x_u8 = x.mul(_LEVELS).add_(zero + 0.5).to(torch.uint8).flatten(0, -2)
             y = torch.ops.onednn.qlinear_pointwise(
                 x_u8, scale, zero, self._packed_for_onednn, self._scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
             )

@@ -19,16 +19,16 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("has_vnni", [False, True])
 @pytest.mark.parametrize("shape", [(1, 64), (3, 64), (40, 64), (5, 7, 64)])
-def test_the_product_is_near(shape: tuple[int, ...], has_vnni: bool) -> None:
+def test_the_product_is_near(shape: tuple[int, ...], has_vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     weight_NK, bias_N, x = (
         torch.randn(96, 64),
         torch.randn(96),
         torch.randn(shape) * torch.logspace(-3, 3, shape[0]).view(-1, *[1] * (len(shape) - 1)),
     )
-    layer = Int8Linear(weight_NK, bias_N, has_vnni=has_vnni)
     if has_vnni and not quantize.cpu_has_vnni():
-        layer._levels = 63  # this CPU's sums would overflow
+        monkeypatch.setattr(quantize, "_LEVELS", 63)  # this CPU's sums would overflow
+    layer = Int8Linear(weight_NK, bias_N, has_vnni=has_vnni)
     expected = torch.nn.functional.linear(x, weight_NK)
     found = layer(x) - bias_N
     assert found.shape == expected.shape
