@@ -82,7 +82,7 @@ def bench_search(
         repeats: Of the measurement; the median counts.
     """
     torch.manual_seed(1)
-    model = Transformer(config, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size).eval().to(device)
+    model = Transformer(config, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size).eval()
     parameters = model.num_parameters()
     (model,), name = in_precision([model], precision, device)
     rng = random.Random(1)

@@ -310,18 +310,21 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: 
 
 def read_model_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
     """Read the weights of a model in fp32, after comparing names and shapes with its description, so that the file's size bounds the memory."""
-    with torch.device("meta"):
-        skeleton = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
-    shapes = {name: parameter.shape for name, parameter in skeleton.named_parameters()}
+    shapes = {name: parameter.shape for name, parameter in _without_weights(description).named_parameters()}
     return widen(read_tensors(path, shapes=stored_shapes(shapes, description.precision), precision=description.precision))
 
 
 def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) -> Transformer:
     """A model in fp32 of the given weights themselves, not of copies, in training mode."""
-    with torch.device("meta"):
-        model = Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
+    model = _without_weights(description)
     model.load_state_dict(dict(tensors), assign=True)
     return model
+
+
+def _without_weights(description: ModelDescription) -> Transformer:
+    """A model that knows the names and shapes of its weights and takes no memory for them."""
+    with torch.device("meta"):
+        return Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
 
 
 @torch.no_grad()

@@ -17,8 +17,10 @@ STORED_PRECISIONS: tuple[str, ...] = get_args(StoredPrecision)
 SCALE_SUFFIX = ".scale"
 """Name of the scales of a matrix, after its own."""
 
+SMALLEST_MAGNITUDE = 1e-12
+"""Stands for the largest magnitude of a row of zeros, which could not be divided by."""
+
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_SMALLEST = 1e-12
 
 
 def narrow(tensors: Mapping[str, Tensor], precision: StoredPrecision) -> dict[str, Tensor]:
@@ -36,12 +38,17 @@ def narrow(tensors: Mapping[str, Tensor], precision: StoredPrecision) -> dict[st
             if not bool(stored[name].isfinite().all()):
                 raise ValueError(f"{name} holds numbers beyond the range of {precision}")
         elif tensor.dim() == 2:
-            scale_N = tensor.abs().amax(dim=1).clamp(min=_SMALLEST) / 127.0
+            scale_N = row_scales(tensor, levels=127)
             stored[name] = (tensor / scale_N[:, None]).round().to(torch.int8)
             stored[name + SCALE_SUFFIX] = scale_N
         else:
             stored[name] = tensor
     return stored
+
+
+def row_scales(matrix_NK: Tensor, *, levels: int) -> Tensor:
+    """What each row of a matrix is divided by so that its largest magnitude is `levels`: fp32 [N]."""
+    return matrix_NK.abs().amax(dim=1).clamp(min=SMALLEST_MAGNITUDE) / levels
 
 
 def widen(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     for markup in filter(None, map(find_markup, texts)):
         console.warn(f"{markup.message}; its tags are scored as text")
     place = resolve_device(device)
-    loaded = load_model(model_path, device=place)
+    loaded = load_model(model_path)
     (model,), _ = in_precision([loaded.model], precision, place)
     scores = score_pairs(model, loaded.tokenizer, texts[0].lines, texts[1].lines)
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)

@@ -11,6 +11,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from mtkit.checkpoint.narrow import SMALLEST_MAGNITUDE, row_scales
 from mtkit.model.transformer import Transformer
 
 SMALLEST_ONEDNN_BATCH = 8
@@ -21,7 +22,6 @@ LEVELS_OF_SAFE_SUMS = 63
 overflow. (7 of activation and 8 of weight cost more BLEU.)"""
 
 _LEVELS = 127
-_SMALLEST = 1e-12  # scales rows of zeros
 
 
 class Int8Linear(nn.Module):
@@ -38,7 +38,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, has_vnni: bool | None = None) -> None:
         super().__init__()
         self._has_vnni = cpu_has_vnni() if has_vnni is None else has_vnni
-        self._scale_N = weight_NK.abs().amax(dim=1).clamp(min=_SMALLEST) / (_LEVELS if self._has_vnni else LEVELS_OF_SAFE_SUMS)
+        self._scale_N = row_scales(weight_NK, levels=_LEVELS if self._has_vnni else LEVELS_OF_SAFE_SUMS)
         self._zero_N = torch.zeros(len(weight_NK), dtype=torch.int64)
         self._bias_N = bias_N
         with warnings.catch_warnings():
@@ -49,7 +49,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The product, [..., N], of x, [..., K]."""
-        largest = x.abs().amax(dim=-1, keepdim=True).clamp_(min=_SMALLEST)
+        largest = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST_MAGNITUDE)
         y = self._product(x / largest)
         return y.mul_(largest) if self._bias_N is None else torch.addcmul(self._bias_N, y, largest)
 
