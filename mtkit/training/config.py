@@ -215,11 +215,20 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
 
 
 def refused_changes(old: Mapping[str, Any], new: TrainConfig) -> list[str]:
-    """The differences between a saved config and a new one with which the same run cannot go on, one line each."""
+    """The differences between a saved config and a new one with which the same run cannot go on, one line each.
+
+    An option that is younger than the saved config stands there at its default, which therefore has to be what was done before there was a choice.
+    """
     allowed = MAY_CHANGE_ON_RESUME
     if new.optim.schedule in ("linear", "cosine"):  # the learning rate depends on the last step there
         allowed = (*(key for key in allowed if key != "training.max_"), "training.max_epochs", "training.max_tokens", "training.max_minutes")
-    return [line for line in codec.differences(old, codec.to_dict(new)) if not line.startswith(allowed)]
+    return [line for line in codec.differences(_completed(old, codec.to_dict(TrainConfig())), codec.to_dict(new)) if not line.startswith(allowed)]
+
+
+def _completed(tree: Mapping[str, Any], defaults: codec.Tree) -> codec.Tree:
+    """A config as nested dicts, with the defaults of what it lacks."""
+    nested = {key: _completed(tree[key], value) for key, value in defaults.items() if isinstance(value, dict) and isinstance(tree.get(key), Mapping)}
+    return {**defaults, **tree, **nested}
 
 
 _TINY: codec.Tree = {

@@ -55,6 +55,11 @@ class PlacedBatch:
             return self.planned.pool.epoch, self.planned.pool.number, self.position + 1
         return *self.planned.following, 0
 
+    def tgt_shapes(self) -> list[list[int]]:
+        """Sentences and target positions of each micro-batch, over all processes."""
+        lengths = self.planned.pool.tgt_lengths
+        return [[len(group), int(lengths[group].max()) + 1] for group in self.planned.plan.update(self.position)]
+
     def pair_numbers(self) -> list[list[int]]:
         """Numbers, in the corpus, of the pairs of each micro-batch, over all processes."""
         return [self.planned.pool.indices[group].tolist() for group in self.planned.plan.update(self.position)]

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mtkit.data.loader import Batch, PackedBatch
 from mtkit.data.tokenizer import PAD_ID
 from mtkit.model.device import can_compile
-from mtkit.model.transformer import Transformer
 
 CPU_CHUNK = 512
 """Target tokens whose logits exist at once on a CPU: so few that they stay in its cache and that their memory is used again and again."""
@@ -54,7 +52,7 @@ def _forward(
     hidden_grad = torch.empty(hidden_ND.shape, dtype=torch.float32, device=device)
     weight_grad = torch.zeros(weight_RD.shape, dtype=torch.float32, device=device)
     loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
-    chunk = _chunk_size(len(target_N), CPU_CHUNK if device.type == "cpu" else CUDA_CHUNK)
+    chunk = chunk_size(len(target_N), device)
     buffer_KR = torch.empty(chunk, weight_RD.shape[0], dtype=weight_RD.dtype, device=device)
     for start in range(0, len(target_N), chunk):
         h_KD, y_K1, is_real_K1 = hidden_ND[start : start + chunk], target_N[start : start + chunk, None], is_real_N[start : start + chunk, None]
@@ -69,20 +67,20 @@ def _forward(
             continue
         hidden_grad[start : start + chunk] = (torch.mm(grad_KR, weight_RD).float() - epsilon * mean_weight_D) * is_real_K1
         real_h_KD = h_KD * is_real_K1
-        _add_product(weight_grad, grad_KR, real_h_KD)
+        add_product(weight_grad, grad_KR, real_h_KD)
         weight_grad[:vocab_size] -= epsilon / vocab_size * real_h_KD.sum(dim=0, dtype=torch.float32)
     ctx.gradients = hidden_grad, weight_grad
     ctx.mark_non_differentiable(nll_sum)
     return loss_sum, nll_sum
 
 
-def _chunk_size(num_tokens: int, largest: int) -> int:
-    """Tokens of a chunk, such that all chunks are about equal."""
-    num_chunks = max(1, -(-num_tokens // largest))
+def chunk_size(num_tokens: int, device: torch.device) -> int:
+    """Tokens whose logits exist at once, such that all chunks of a batch are about equal."""
+    num_chunks = max(1, -(-num_tokens // (CPU_CHUNK if device.type == "cpu" else CUDA_CHUNK)))
     return -(-num_tokens // num_chunks)
 
 
-def _add_product(total_RD: Tensor, grad_KR: Tensor, hidden_KD: Tensor) -> None:
+def add_product(total_RD: Tensor, grad_KR: Tensor, hidden_KD: Tensor) -> None:
     """total += gradᵀ·hidden, in fp32 from chunk to chunk."""
     if grad_KR.dtype == total_RD.dtype:
         total_RD.addmm_(grad_KR.t(), hidden_KD)
@@ -137,32 +135,3 @@ def smoothed_cross_entropy(
     apply = _LinearCrossEntropy.apply
     loss_sum, nll_sum = apply(hidden_ND, weight_RD, target_N, vocab_size, label_smoothing, is_trained)  # type: ignore[no-untyped-call]
     return loss_sum, nll_sum
-
-
-class Objective(nn.Module):
-    """The model together with its loss, as one module: what data-parallel training wraps.
-
-    Args:
-        model: The model to train.
-        label_smoothing: e of `smoothed_cross_entropy`.
-    """
-
-    def __init__(self, model: Transformer, *, label_smoothing: float) -> None:
-        super().__init__()
-        self.model = model
-        self._label_smoothing = label_smoothing
-
-    def forward(self, batch: Batch | PackedBatch) -> tuple[Tensor, Tensor]:
-        """Loss and negative log-likelihood of a batch, each summed over its real target tokens."""
-        model = self.model
-        if isinstance(batch, PackedBatch):
-            memory_MD = model.encode_packed(batch.src_M, batch.src)
-            hidden_ND, target_N = model.decode_packed(batch.tgt_in_N, batch.tgt, memory_MD, batch.src), batch.tgt_out_N
-        else:
-            memory_BSD = model.encode(batch.src_BS, batch.src_mask_BS)
-            hidden_BTD = model.decode(batch.tgt_in_BT, memory_BSD, batch.src_mask_BS, batch.tgt_mask_BT)
-            # Only real tokens are projected to the vocabulary: padding costs nothing there.
-            hidden_ND, target_N = hidden_BTD[batch.tgt_mask_BT], batch.tgt_out_BT[batch.tgt_mask_BT]
-        return smoothed_cross_entropy(
-            hidden_ND, model.output_weight, target_N, vocab_size=model.tgt_vocab_size, label_smoothing=self._label_smoothing
-        )

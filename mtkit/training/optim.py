@@ -36,6 +36,9 @@ class OptimConfig:
     """Largest Euclidean norm of the gradient; a longer one is scaled down. None = no clipping."""
     label_smoothing: float = 0.1
     """Share of the target distribution that is spread evenly over the vocabulary; 0 to less than 1."""
+    r_drop: float = 0.0
+    """Weight of the agreement between two passes with different dropout (Liang et al. 2021; 5 there), which double the work of an update and its
+    memory; 0 = one pass."""
 
     def __post_init__(self) -> None:
         if self.lr is not None and self.lr <= 0:
@@ -47,6 +50,8 @@ class OptimConfig:
         for name in ("beta1", "beta2", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and less than 1, but is {getattr(self, name)}")
+        if not 0 <= self.r_drop < math.inf:
+            raise ConfigError(f"r_drop must be at least 0, but is {self.r_drop}")
         if self.eps <= 0:
             raise ConfigError(f"eps must be positive, but is {self.eps}")
         if self.weight_decay < 0:

@@ -22,6 +22,7 @@ class StopRequest:
         self.requested = False
         self.interrupted = False
         self._is_at_once = False
+        self._had_signal = False
 
     def request(self, *, interrupted: bool) -> None:
         """Ask the run to stop after the current update."""
@@ -57,9 +58,10 @@ class StopRequest:
         raise StoppedError("stopped before training began; run the same command again to go on", interrupted=self.interrupted)
 
     def _handle(self, number: int, _frame: object) -> None:
-        if self.requested:
+        if self._had_signal:  # here: that another process had one does not make this the second
             # Nothing to clean up: files become visible only when complete. Leave as the signal would have it.
             os._exit(128 + number)
+        self._had_signal = True
         self.request(interrupted=number == signal.SIGINT)
         if self._is_at_once:
             self._stop()

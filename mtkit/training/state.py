@@ -46,6 +46,7 @@ class TrainState:
         num_bad_validations: Validations since then without an improvement.
         scores: Results of the last validation.
         scores_step: Its step.
+        is_validation_due: Whether the run was stopped before a validation at this step was done.
         scaler: State of the loss scaling of fp16.
     """
 
@@ -63,6 +64,7 @@ class TrainState:
     num_bad_validations: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     scores_step: int | None = None
+    is_validation_due: bool = False
     scaler: dict[str, float] = field(default_factory=dict)
 
     def record_validation(self, scores: dict[str, float], *, metric: Metric) -> bool:
@@ -100,7 +102,7 @@ class TrainState:
         try:
             if value["format"] != FORMAT:
                 raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
-            value = {"pool_digest": None, **value}  # younger than the format
+            value = {"pool_digest": None, "is_validation_due": False, **value}  # younger than the format
             names = [entry.name for entry in dataclasses.fields(cls)]
             return cls(**{**{name: value[name] for name in names}, "scores": value["last_scores"]})
         except (KeyError, TypeError) as error:

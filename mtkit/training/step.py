@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from mtkit import faults
 from mtkit.data.batching import Lengths, PoolPlan
-from mtkit.data.loader import Batch, PackedBatch, Pairs, load_batch, move
-from mtkit.distributed import World, all_reduce_tensor
+from mtkit.data.loader import Batch, PackedBatch, Pairs, collate, load_batch, move
+from mtkit.distributed import World, all_reduce_sums, all_reduce_tensor
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
-from mtkit.training.loss import Objective
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, compile_layers, without_compiled_layers
+from mtkit.training.objective import Objective
 from mtkit.training.optim import OptimConfig, build_optimizer, skip_next_step
 from mtkit.training.precision import LossScaler
 
@@ -87,6 +87,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
+def _out_of_memory(is_here: bool) -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("the memory does not suffice" if is_here else "the memory of another process does not suffice")
+
+
 def halves(batch: UpdateBatch) -> UpdateBatch | None:
     """The same sentences in twice as many micro-batches, with other dropout; None where that is not possible."""
     micro_batches: list[Batch | PackedBatch] = []
@@ -130,7 +134,7 @@ class UpdateResult:
         nll_sum: Negative log-likelihood, summed over target tokens.
         gradient_norm: Euclidean norm before clipping; not finite when the update was skipped.
         is_applied: Whether the weights changed.
-        is_split: Whether it was made in smaller parts than planned, because the memory did not suffice.
+        is_split: Whether a process made its share in smaller parts than planned, because its memory did not suffice.
         extra_sums: The sums of what each process put in.
     """
 
@@ -178,22 +182,24 @@ class Updater:
         self._precision = precision
         self._device = device
         self._world = world
-        self._objective: nn.Module = Objective(model, label_smoothing=config.label_smoothing)
+        self._objective: nn.Module = Objective(model, label_smoothing=config.label_smoothing, r_drop=config.r_drop)
         # Recorded steps read the gradients where they were: these are zeroed then, and not dropped.
         self._keeps_gradients = is_packed and world.size == 1
         if is_packed and compile_model:
             compile_layers(model)
+        self._may_have_exchanged = False
         if world.size > 1:
             self._objective = nn.parallel.DistributedDataParallel(
                 self._objective, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
             )
+            self._objective.register_forward_hook(self._note_exchange)
         self._micro_step = (GraphedMicroStep if self._keeps_gradients else EagerMicroStep)(self._objective, precision, device)
 
     def run(self, batch: UpdateBatch, *, lr: float, extra: Sequence[float] = ()) -> UpdateResult:
         """Do one update, or skip it when its gradient is not finite.
 
-        Where the memory does not suffice, it is tried once more in halves; not with several processes, of which the others are in the middle of an
-        exchange with this one.
+        Where the memory of a process does not suffice, it tries its share once more in halves; the others wait for it in the exchange of gradients.
+        When that fails too, the process exchanges nothing but word of it, and nothing is applied.
 
         Args:
             batch: This process's share.
@@ -201,37 +207,33 @@ class Updater:
             extra: Numbers to be summed over all processes on the way, so that they need no exchange of their own.
 
         Raises:
-            RuntimeError: Out of memory, see `is_out_of_memory`.
+            RuntimeError: Out of memory, see `is_out_of_memory`; on all processes, unless one runs out in the middle of the exchange.
         """
-        sums_here, is_split = None, False
-        try:
-            faults.reach("step")
-            sums_here = self.accumulate(batch)
-        except RuntimeError as error:
-            halved = halves(batch) if self._world.size == 1 and is_out_of_memory(error) else None
-            if halved is None:
-                raise
-            batch, is_split = halved, True
-        if sums_here is None:  # not in the block above, where the error still holds on to what it could not fit
-            self._start_over()
-            faults.reach("step")
-            sums_here = self.accumulate(batch)
+        sums_here, is_split = self._accumulate_if_it_fits(batch, point="step"), False
+        if sums_here is None and (halved := halves(batch)) is not None:
+            sums_here, is_split = self._accumulate_if_it_fits(halved, point="step"), True
+        is_short = sums_here is None
+        if sums_here is None:
+            sums_here = self._exchange_nothing()
         loss_sum, nll_sum = sums_here
         gradients = [parameter.grad for parameter in self.parameter_names if parameter.grad is not None]
         self.scaler.unscale(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        sums = torch.cat((torch.stack((loss_sum, nll_sum)).double(), move(torch.tensor(extra, dtype=torch.float64), self._device)))
+        more = torch.tensor([is_split, is_short, *extra], dtype=torch.float64)
+        sums = torch.cat((torch.stack((loss_sum, nll_sum)).double(), move(more, self._device)))
         all_reduce_tensor(sums, self._world)
         if self._config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameter_names, self._config.clip_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         # Whether the update counts is decided where the numbers are: a GPU does not wait for us, nor we for it, before all of it is under way.
-        is_finite = norm.isfinite() & sums[0].isfinite()
+        is_finite = norm.isfinite() & sums[0].isfinite() & (sums[3] == 0)
         skip_next_step(self.optimizer, ~is_finite)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         *results, gradient_norm, is_applied = torch.cat((sums, torch.stack((norm.double(), is_finite.double())))).tolist()
+        if results[3]:
+            raise _out_of_memory(is_short)
         if is_applied:
             self._update_ema()
         self.scaler.update(is_finite=bool(is_applied))
@@ -240,19 +242,45 @@ class Updater:
             nll_sum=results[1],
             gradient_norm=gradient_norm,
             is_applied=bool(is_applied),
-            is_split=is_split,
-            extra_sums=results[2:],
+            is_split=bool(results[2]),
+            extra_sums=results[4:],
         )
 
     def try_out(self, batch: Batch | PackedBatch) -> None:
         """Run a micro-batch forward and backward, to see whether the memory suffices; nothing comes of it.
 
         Raises:
-            RuntimeError: Out of memory, see `is_out_of_memory`.
+            RuntimeError: Out of memory, see `is_out_of_memory`; on all processes.
         """
-        faults.reach("try")
-        self.accumulate(UpdateBatch(micro_batches=[batch], weights=[0.0], seeds=[0], num_tgt_tokens=batch.num_tgt_tokens))
+        update = UpdateBatch(micro_batches=[batch], weights=[0.0], seeds=[0], num_tgt_tokens=batch.num_tgt_tokens)
+        is_short = self._accumulate_if_it_fits(update, point="try") is None
+        if is_short:
+            self._exchange_nothing()
         self._start_over()
+        if all_reduce_sums([float(is_short)], self._world, self._device)[0]:
+            raise _out_of_memory(is_short)
+
+    def _accumulate_if_it_fits(self, batch: UpdateBatch, *, point: str) -> tuple[Tensor, Tensor] | None:
+        """`accumulate`, or None where the memory did not suffice; then nothing is left of it."""
+        try:
+            faults.reach(point)
+            return self.accumulate(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self._may_have_exchanged:
+                raise
+        self._start_over()  # not in the block above, where the error still holds on to what it could not fit
+        return None
+
+    def _exchange_nothing(self) -> tuple[Tensor, Tensor]:
+        """Take part in the exchange of gradients, for which the other processes wait, with next to no memory."""
+        if self._world.size > 1:
+            with without_compiled_layers():
+                EagerMicroStep(self._objective, self._precision, self._device)(collate([[]], [[]]), 0.0)
+        return torch.zeros((), device=self._device), torch.zeros((), device=self._device)
+
+    def _note_exchange(self, objective: nn.Module, _inputs: object, _outputs: object) -> None:
+        """After a forward pass: from now on the backward pass may have exchanged a part of the gradients with the other processes."""
+        self._may_have_exchanged = bool(objective.require_backward_grad_sync)
 
     def _start_over(self) -> None:
         """Forget what has been accumulated, and give its memory back."""
@@ -266,6 +294,7 @@ class Updater:
         Returns:
             This process's loss and negative log-likelihood, as sums.
         """
+        self._may_have_exchanged = False
         loss_sum = torch.zeros((), device=self._device)
         nll_sum = torch.zeros((), device=self._device)
         last = len(batch.micro_batches) - 1

@@ -30,7 +30,7 @@ from mtkit.training.saving import RunStore
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import TrainState
 from mtkit.training.step import Updater, UpdateResult, is_out_of_memory
-from mtkit.training.validate import validate
+from mtkit.training.validate import ValidationFailedError, ValidationStoppedError, validate
 
 MAX_FAILED_SAVES = 3
 """So many saves in a row may fail before the run ends."""
@@ -140,6 +140,8 @@ class Trainer:
     def train(self) -> Iterator[Record]:
         """Run until a limit, early stopping or a signal; yields the records of `metrics.jsonl` and of the kinds `checkpoint`, `unsaved`, `split`.
 
+        A validation that fails, for whatever reason, is told with its traceback and its result is missing; the run goes on.
+
         Raises:
             StoppedError: A signal asked for it; the state was saved.
             DivergedError: Too many updates in a row had non-finite gradients.
@@ -157,6 +159,8 @@ class Trainer:
             yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
             self._try_largest(planned)
             self._last_time = self._clock()
+            if self.state.is_validation_due:
+                yield from self._validate()
             with self.feed.prefetch(planned, position=self.state.position) as batches:
                 del planned  # a pool is freed when it is used up
                 while self.finished() is None and not self._stopping:
@@ -206,8 +210,7 @@ class Trainer:
         placed = next(batches)
         result = self._update(placed, waited=self._clock() - asked)
         if result.is_split:
-            shapes = [list(batch.tgt_in_BT.shape) for batch in placed.batch.micro_batches if isinstance(batch, Batch)]
-            yield {"kind": "split", "step": self.state.step, "shapes": shapes}
+            yield {"kind": "split", "step": self.state.step, "shapes": placed.tgt_shapes()}
         if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
             yield from self._log()
         if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
@@ -296,32 +299,36 @@ class Trainer:
         )
 
     def _validate(self) -> Iterator[Record]:
-        """Validate, take the result into the state, save: in this order, so that a resumed run knows all of it or none."""
-        config = self.config
-        faults.reach("valid")
-        with self.updater.weights_for_use() as model:
-            scores = validate(
-                model,
-                self.data.tokenizer,
-                self.data.dev,
-                search=config.validation.search if config.validation.translate else None,
-                device=self.place.device,
-                world=self.place.world,
-                max_tokens=config.batch.max_tokens,
-                tgt_lang=config.data.tgt_lang,
-            )
-        is_best = self.state.record_validation(scores, metric=config.validation.metric)
-        yield self._record(
-            {
-                "kind": "valid",
-                "step": self.state.step,
-                "epoch": self.state.epoch,
-                **scores,
-                "is_best": is_best,
-                "elapsed_s": round(self._elapsed(), 1),
-            }
-        )
-        self._saved_step = None  # a checkpoint of this step without the result would be incomplete
+        """Validate, take the result into the state, save: in this order, so that a resumed run knows all of it or none.
+
+        A signal stops it: the run ends where it was, and validates anew when it goes on.
+        """
+        config, state = self.config, self.state
+        self._saved_step = None  # a checkpoint of this step without the result, or the word that it is due, would be incomplete
+        state.is_validation_due = True
+        try:
+            with self.updater.weights_for_use() as model:
+                scores = validate(
+                    model,
+                    self.data.tokenizer,
+                    self.data.dev,
+                    search=config.validation.search if config.validation.translate else None,
+                    device=self.place.device,
+                    world=self.place.world,
+                    max_tokens=config.batch.max_tokens,
+                    tgt_lang=config.data.tgt_lang,
+                    stop=self._stop,
+                )
+        except ValidationStoppedError:
+            self._stopping = True
+            return
+        except ValidationFailedError as error:
+            yield self._record({"kind": "unvalidated", "step": state.step, "reason": error.reason, "traceback": error.trace})
+        else:
+            is_best = state.record_validation(scores, metric=config.validation.metric)
+            result = {**scores, "is_best": is_best, "elapsed_s": round(self._elapsed(), 1)}
+            yield self._record({"kind": "valid", "step": state.step, "epoch": state.epoch, **result})
+        state.is_validation_due = False
         yield from self._save()
         self._last_validation_s = None
         self._last_time = self._clock()
@@ -330,15 +337,14 @@ class Trainer:
         """Validate and save what is not yet, hand over the model, or raise for a signal."""
         reason = self.finished()
         yield from self._log()
-        if reason is None:
-            yield from self._save(is_last=True)
+        if reason is not None and self.state.scores_step != self.state.step:
+            yield from self._validate()
+        yield from self._save(is_last=True)
+        if reason is None or self.state.is_validation_due:
             raise StoppedError(
                 f"stopped at step {self.state.step}; the state is saved in {self._run.checkpoints}. Run the same command again to go on.",
                 interrupted=self._stop.interrupted,
             )
-        if self.state.scores_step != self.state.step:
-            yield from self._validate()
-        yield from self._save(is_last=True)
         if self.place.world.is_main:
             self.store.hand_over()
         yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})

@@ -1,11 +1,14 @@
 """Validation: loss and perplexity on the dev set, and BLEU and chrF of its real translation against the raw references."""
 
-from collections.abc import Iterable, Sequence
+import json
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 
+from mtkit import faults
 from mtkit.data.batching import batches_by_length
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import Tokenizer
@@ -13,8 +16,29 @@ from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
 from mtkit.evaluation.metrics import corpus_scores
 from mtkit.model.transformer import Transformer
-from mtkit.training.loss import Objective
+from mtkit.training.objective import Objective
 from mtkit.training.progress import perplexity
+from mtkit.training.signals import StopRequest
+
+T = TypeVar("T")
+
+
+class ValidationStoppedError(Exception):
+    """A signal came; nothing was measured."""
+
+
+class ValidationFailedError(Exception):
+    """Something went wrong in this process or another, and no process has a result.
+
+    Args:
+        reason: One line.
+        trace: The traceback of the process where it happened.
+    """
+
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.trace = trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,17 +60,21 @@ class DevSet:
 
 
 @torch.inference_mode()
-def dev_loss(model: Transformer, tokenizer: Tokenizer, dev: DevSet, *, device: torch.device, max_tokens: int) -> tuple[float, int]:
+def dev_loss(
+    model: Transformer, tokenizer: Tokenizer, dev: DevSet, *, device: torch.device, max_tokens: int, stop: StopRequest | None = None
+) -> tuple[float, int]:
     """Negative log-likelihood of the dev set without label smoothing, in fp32.
 
     Returns:
-        The sum over target tokens, and their number, EOS included.
+        The sum over target tokens, and their number, EOS included; of a part of the dev set when somebody asked the run to stop.
     """
     objective = Objective(model, label_smoothing=0.0)
     src, tgt = tokenizer.encode(dev.src_lines, "src"), tokenizer.encode(dev.tgt_lines, "tgt")
     nll_sum, num_tokens = 0.0, 0
     lengths = [max(len(left), len(right)) + 1 for left, right in zip(src, tgt, strict=True)]
     for indices in batches_by_length(lengths, max_tokens=max_tokens):
+        if stop is not None and stop.requested:
+            break
         batch = collate([src[index] for index in indices], [tgt[index] for index in indices]).to(device)
         _, nll = objective(batch)
         nll_sum += float(nll)
@@ -64,8 +92,11 @@ def validate(
     world: World,
     max_tokens: int,
     tgt_lang: str | None,
+    stop: StopRequest,
 ) -> dict[str, float]:
-    """Measure a model on the dev set; the processes share the work and all get the result.
+    """Measure a model on the dev set; the processes share the work and all get the result, or the same error.
+
+    A request to stop is heard between two batches. It usually reaches all processes; one that it does not reach first completes its share.
 
     Args:
         model: In eval mode.
@@ -76,19 +107,64 @@ def validate(
         world: This process among all.
         max_tokens: Positions of a batch.
         tgt_lang: Chooses the tokenizer of BLEU.
+        stop: Tells whether a signal asked the run to stop.
 
     Returns:
         `loss` and `ppl`, and with `search` `bleu` and `chrf`.
+
+    Raises:
+        ValidationStoppedError: A process was asked to stop.
+        ValidationFailedError: An error of whatever kind, out of memory or one of our own mistakes, in any process.
     """
     share = dev.share(world)
-    sums = all_reduce_sums(dev_loss(model, tokenizer, share, device=device, max_tokens=max_tokens), world, device)
+
+    def measure_loss() -> tuple[float, int]:
+        faults.reach("valid")
+        return dev_loss(model, tokenizer, share, device=device, max_tokens=max_tokens, stop=stop)
+
+    def translate(search: SearchConfig) -> list[str]:
+        faults.reach("valid.translate")
+        texts: list[str] = []
+        for translation in Translator([model], tokenizer, search=search, device=device).translate(share.src_lines):
+            if stop.requested:
+                break
+            texts.append(translation.text)
+        return texts
+
+    def score(by_rank: list[list[str]]) -> dict[str, float]:
+        lines = [by_rank[index % world.size][index // world.size] for index in range(len(dev.src_lines))]
+        scores = corpus_scores(lines, [dev.tgt_lines], metrics=("bleu", "chrf"), target_lang=tgt_lang)
+        return {score.name.lower(): score.value for score in scores}
+
+    sums = all_reduce_sums(_together(measure_loss, world=world, device=device, stop=stop), world, device)
     loss = sums[0] / sums[1]
     scores = {"loss": loss, "ppl": perplexity(loss)}
     if search is not None:
-        translator = Translator([model], tokenizer, search=search, device=device)
-        translations = [translation.text for translation in translator.translate(share.src_lines)]
-        by_rank = all_gather_lines(translations, world, device)
-        lines = [by_rank[index % world.size][index // world.size] for index in range(len(dev.src_lines))]
-        for score in corpus_scores(lines, [dev.tgt_lines], metrics=("bleu", "chrf"), target_lang=tgt_lang):
-            scores[score.name.lower()] = score.value
+        by_rank = all_gather_lines(_together(lambda: translate(search), world=world, device=device, stop=stop), world, device)
+        scores |= _together(lambda: score(by_rank), world=world, device=device, stop=stop)
     return scores
+
+
+def _together(work: Callable[[], T], *, world: World, device: torch.device, stop: StopRequest) -> T:
+    """Do this process's part, then hear how the others fared: one that fails must not leave them waiting for what it has not done.
+
+    Args:
+        work: Exchanges nothing with other processes.
+        world: This process among all.
+        device: Where the collective operations of the group take their tensors.
+        stop: See `validate`; afterwards it is the same for all processes.
+    """
+    results, report = [], ["", ""]
+    try:
+        results.append(work())
+    except Exception as error:  # whatever it is, the weights are as they were
+        report = [f"{type(error).__name__}: {error}".partition("\n")[0], traceback.format_exc()]
+    num_failed, requested, interrupted = all_reduce_sums([float(not results), float(stop.requested), float(stop.interrupted)], world, device)
+    if num_failed:
+        reports = all_gather_lines([json.dumps(report)], world, device)
+        reason, trace = next(filter(any, (json.loads(lines[0]) for lines in reports)))
+        raise ValidationFailedError(reason, trace)
+    if requested:
+        stop.request(interrupted=bool(interrupted))
+        raise ValidationStoppedError
+    return results[0]

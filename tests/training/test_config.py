@@ -155,7 +155,14 @@ def test_the_last_step_is_part_of_a_schedule_that_ends_there(schedule: str) -> N
         assert changes(other, base=base) == []
 
 
-def test_a_config_of_an_older_version_is_compared_key_by_key() -> None:
+def test_options_that_are_younger_than_the_saved_config_were_at_their_defaults() -> None:
+    old: dict[str, Any] = codec.to_dict(build("optim.r_drop=1", "validation.search.beam_size=5"))
+    del old["optim"]["r_drop"], old["training"]["ema_decay"], old["validation"]["search"]["penalty"]
+    assert refused_changes(old, build("validation.search.beam_size=5")) == []
+    assert refused_changes(old, build("optim.r_drop=5")) == ["optim.r_drop: 0.0 -> 5.0", "validation.search.beam_size: 5 -> 4"]
+
+
+def test_options_that_exist_no_more_are_named() -> None:
     old: dict[str, Any] = codec.to_dict(build())
-    del old["optim"]["clip_norm"]
-    assert refused_changes(old, build()) == ["optim.clip_norm: none -> 1.0"]
+    old["optim"]["momentum"] = 0.5
+    assert refused_changes(old, build()) == ["optim.momentum: 0.5 -> none"]

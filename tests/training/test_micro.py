@@ -13,8 +13,8 @@ from mtkit.data.packing import PackedShape
 from mtkit.model.config import MODEL_PRESETS, ModelConfig
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
-from mtkit.training.loss import Objective
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, MicroStep, can_pack, compile_layers, without_compiled_layers
+from mtkit.training.objective import Objective
 
 VOCAB = 203
 SHAPE = PackedShape(src_tokens=512, tgt_tokens=512, max_sentences=60, max_length=64)

@@ -30,6 +30,14 @@ def test_a_request_from_another_process_keeps_what_is_known() -> None:
     assert stop.interrupted
 
 
+def test_a_signal_after_a_request_from_another_process_is_the_first() -> None:
+    """It was sent to all processes, and another one was quicker: this one must not leave before it has saved."""
+    with StopRequest().listen() as stop:
+        stop.request(interrupted=False)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.interrupted
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_where_nothing_has_to_be_saved_a_signal_ends_the_work_at_once(number: signal.Signals, code: int, is_before: bool) -> None:

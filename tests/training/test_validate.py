@@ -1,5 +1,7 @@
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
-from mtkit.decoding.translator import SearchConfig
+from mtkit.decoding.translator import SearchConfig, Translation
 from mtkit.distributed import World
 from mtkit.evaluation.metrics import corpus_scores
 from mtkit.training import validate as module
+from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
-from mtkit.training.validate import DevSet, dev_loss, validate
+from mtkit.training.validate import DevSet, ValidationFailedError, ValidationStoppedError, dev_loss, validate
 
 MakeTrainer = Callable[..., Trainer]
 TRAINED = ("training.max_steps=150", "optim.lr=2e-2", "validation.translate=true", "checkpoint.every_steps=none", "model.dropout=0.0")
@@ -33,10 +36,40 @@ def trained(make_trainer: MakeTrainer, run_directory: Path) -> Trainer:
     return trainer
 
 
-def measure(trainer: Trainer, world: World | None = None, **options: Any) -> dict[str, float]:
-    settings: dict[str, Any] = {"search": SearchConfig(), "max_tokens": 200, "tgt_lang": None, **options}
+def measure(trainer: Trainer, world: World | None = None, stop: StopRequest | None = None, **options: Any) -> dict[str, float]:
+    settings: dict[str, Any] = {"search": SearchConfig(), "max_tokens": 200, "tgt_lang": None, "stop": stop or StopRequest(), **options}
     model = trainer.updater.model.eval()
     return validate(model, trainer.data.tokenizer, trainer.data.dev, device=torch.device("cpu"), world=world or World(), **settings)
+
+
+class Threads:
+    """Threads in the place of processes, with what they exchange."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._given: list[Any] = [None] * size
+        monkeypatch.setattr(module, "all_reduce_sums", lambda values, world, _device: [sum(part) for part in zip(*self._gather(values, world))])
+        monkeypatch.setattr(module, "all_gather_lines", lambda lines, world, _device: self._gather(lines, world))
+
+    def _gather(self, value: Any, world: World) -> list[Any]:
+        self._given[world.rank] = value
+        self._barrier.wait(20)
+        result = list(self._given)
+        self._barrier.wait(20)
+        return result
+
+    def run(self, work: Callable[[World], Any]) -> list[Any]:
+        """What `work` gives or raises on each rank."""
+
+        def run(rank: int) -> Any:
+            try:
+                return work(World(rank=rank, local_rank=rank, size=self.size))
+            except (ValidationFailedError, ValidationStoppedError) as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(run, range(self.size)))
 
 
 def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path, tmp_path: Path) -> None:
@@ -54,32 +87,72 @@ def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path,
 
 
 def test_processes_that_share_the_dev_set_get_the_same_result(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B56: 15 pairs on two processes; one has a pair more."""
     alone = measure(trained)
-    size = 2
-    sums: list[list[float]] = []
-    lines: list[list[str]] = []
+    first, second = Threads(2, monkeypatch).run(lambda world: measure(trained, world))
+    assert first == second
+    assert (first["bleu"], first["chrf"]) == (alone["bleu"], alone["chrf"])
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
-    def take_sums(values: Sequence[float], *_: object) -> list[float]:
-        sums.append(list(values))
-        return list(values)
 
-    def take_lines(texts: Sequence[str], *_: object) -> list[list[str]]:
-        lines.append(list(texts))
-        return [[*texts, ""]] * size
+@pytest.mark.parametrize("function", ["dev_loss", "Translator", "corpus_scores"])
+def test_what_fails_in_one_process_fails_in_all(trained: Trainer, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """C8: nobody waits for one that has nothing to give, and all know what it was."""
+    real = getattr(module, function)
 
-    for rank in range(size):
-        with monkeypatch.context() as patched:
-            patched.setattr(module, "all_reduce_sums", take_sums)
-            patched.setattr(module, "all_gather_lines", take_lines)
-            patched.setattr(module, "corpus_scores", lambda *_args, **_options: [])
-            measure(trained, World(rank=rank, local_rank=rank, size=size))
-    assert [len(texts) for texts in lines] == [8, 7]
-    monkeypatch.setattr(module, "all_reduce_sums", lambda *_: [sum(values) for values in zip(*sums, strict=True)])
-    monkeypatch.setattr(module, "all_gather_lines", lambda *_: lines)
-    for rank in range(size):
-        together = measure(trained, World(rank=rank, local_rank=rank, size=size))
-        assert (together["bleu"], together["chrf"]) == (alone["bleu"], alone["chrf"])
-        assert together["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    def fail_in_one(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is failing[0]:
+            raise ZeroDivisionError("by accident\nof ours")
+        return real(*args, **options)
+
+    def work(world: World) -> Any:
+        if world.rank == 1:
+            failing.append(threading.current_thread())
+        return measure(trained, world)
+
+    failing: list[threading.Thread] = []
+    monkeypatch.setattr(module, function, fail_in_one)
+    found = Threads(2, monkeypatch).run(work)
+    assert [type(error) for error in found] == [ValidationFailedError] * 2
+    assert {error.reason for error in found} == {"ZeroDivisionError: by accident"}
+    assert all("in fail_in_one" in error.trace for error in found)
+
+
+def test_a_request_to_stop_reaches_all_processes_between_two_batches(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B62: without waiting for the rest of the dev set."""
+    batches: list[int] = []
+    stops = [StopRequest(), StopRequest()]
+    real = module.collate
+
+    def collate(*args: Any) -> Any:
+        batches.append(1)
+        stops[1].request(interrupted=True)
+        return real(*args)
+
+    monkeypatch.setattr(module, "collate", collate)
+    found = Threads(2, monkeypatch).run(lambda world: measure(trained, world, stops[world.rank], max_tokens=1))
+    assert [type(error) for error in found] == [ValidationStoppedError] * 2
+    assert len(batches) <= 8 + 1, "the one that was not asked does its share of 8, the other one batch at most"
+    assert all(stop.requested and stop.interrupted for stop in stops)
+
+
+def test_a_request_to_stop_ends_the_translation(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopRequest()
+    texts: list[str] = []
+
+    class Slow:
+        def __init__(self, *_args: Any, **_options: Any) -> None: ...
+
+        def translate(self, lines: Sequence[str]) -> Iterator[Translation]:
+            for number, line in enumerate(lines):
+                texts.append(line)
+                stop.request(interrupted=False)
+                yield Translation(line=number, text=line)
+
+    monkeypatch.setattr(module, "Translator", Slow)
+    with pytest.raises(ValidationStoppedError):
+        measure(trained, stop=stop)
+    assert len(texts) == 1
 
 
 def test_the_shares_are_the_whole_dev_set() -> None:
