@@ -1,5 +1,6 @@
 """Decoding speed of an architecture, whatever its weights: searches that all have the same length, without text and tokenizer."""
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 
 from mtkit.benchmark.machine import Spread, describe_machine, spread, synchronize
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from mtkit.decoding.engine.slots import SlotSearch
 from mtkit.decoding.loading import in_precision
 from mtkit.decoding.sampling import greedy_search
 from mtkit.decoding.search import Hypothesis, beam_search
@@ -66,6 +68,7 @@ def bench_search(
     beam_size: int = 4,
     sentences: int = 128,
     batch_sentences: int = 32,
+    in_slots: bool = False,
     repeats: int = 3,
 ) -> SearchReport:
     """Search translations of `TGT_LENGTH` tokens with random weights; the first batch warms up and is left out.
@@ -79,6 +82,7 @@ def bench_search(
         beam_size: 1 is greedy search.
         sentences: In each repeat.
         batch_sentences: Of a batch.
+        in_slots: In so many slots instead, all sentences one after the other; on a CPU with one thread.
         repeats: Of the measurement; the median counts.
     """
     torch.manual_seed(1)
@@ -87,26 +91,36 @@ def bench_search(
     (model,), name = in_precision([model], precision, device)
     rng = random.Random(1)
     sources = sorted(([rng.randrange(4, vocab_size) for _ in range(rng.randint(*SRC_LENGTHS))] for _ in range(sentences)), key=len)
-    batches = [sources[start : start + batch_sentences] for start in range(0, sentences, batch_sentences)]
+    options: dict[str, Any] = {"length_penalty": 0.6, "forbidden_ids": (PAD_ID, UNK_ID, BOS_ID, EOS_ID)}
 
     def search(batch: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         with inference([model]):
             step = model_step([model], *pad_sources(batch, device=device))
-            options: dict[str, Any] = {"length_penalty": 0.6, "forbidden_ids": (PAD_ID, UNK_ID, BOS_ID, EOS_ID), "device": device}
             max_lengths = [TGT_LENGTH] * len(batch)
             if beam_size == 1:
-                return greedy_search(step, max_lengths=max_lengths, **options)
-            return beam_search(step, max_lengths=max_lengths, beam_size=beam_size, **options)
+                return greedy_search(step, max_lengths=max_lengths, device=device, **options)
+            return beam_search(step, max_lengths=max_lengths, beam_size=beam_size, device=device, **options)
+
+    def search_in_slots(batch: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
+        with inference([model]):
+            return slots.run(batch, [TGT_LENGTH] * len(batch))
+
+    run, batches = search, [sources[start : start + batch_sentences] for start in range(0, sentences, batch_sentences)]
+    if in_slots:
+        run, batches, threads = search_in_slots, [sources], 1
+        sizes: dict[str, Any] = {"num_slots": batch_sentences, "src_capacity": SRC_LENGTHS[1] + 1, "tgt_capacity": TGT_LENGTH, "beam_size": beam_size}
+        with inference([model]):
+            slots = SlotSearch(model, **sizes, **options)
 
     if device.type == "cpu":
         keep_freed_memory()
-    seconds = []
+    seconds: list[float] = []
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(search, batches[:1] * threads))
+        list(pool.map(run, batches[:1] * threads))
         for _ in range(repeats):
             synchronize(device)
             started = time.perf_counter()
-            found = list(pool.map(search, batches))
+            found = list(pool.map(run, batches))
             synchronize(device)
             seconds.append(time.perf_counter() - started)
             assert all(len(hypotheses[0].tokens) == TGT_LENGTH for batch in found for hypotheses in batch)
@@ -114,7 +128,7 @@ def bench_search(
     return SearchReport(
         tgt_tokens_per_s=speed,
         sentences_per_s=speed.median / TGT_LENGTH,
-        seconds_per_step=spread(seconds).median * threads / (len(batches) * TGT_LENGTH),
+        seconds_per_step=spread(seconds).median * threads / (math.ceil(sentences / batch_sentences) * TGT_LENGTH),
         precision=name,
         threads=threads,
         beam_size=beam_size,

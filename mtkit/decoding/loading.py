@@ -7,6 +7,7 @@ import torch
 
 from mtkit.checkpoint.format import load_model
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.engine import slots
 from mtkit.decoding.quantize import quantize_linear_layers
 from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.distributed import num_cores
@@ -26,6 +27,7 @@ def load_translator(
     precision: InferencePrecisionName = "auto",
     threads: int | None = None,
     batch_tokens: int | None = None,
+    in_slots: bool = False,
 ) -> tuple[Translator, Tokenizer]:
     """Load one model, or several for an ensemble, and set up the fastest way to translate with them.
 
@@ -36,14 +38,17 @@ def load_translator(
         precision: `auto` is fp16 on a GPU; on a CPU int8, or fp32 for a model narrower than `SMALLEST_INT8_WIDTH`.
         threads: On a CPU; None = one per core.
         batch_tokens: Source positions of a batch; None = the default.
+        in_slots: Search as `mtkit.decoding.engine.slots` does.
 
     Returns:
         The translator, whose description tells what was picked, and the models' tokenizer.
 
     Raises:
         ArtefactError: A model cannot be loaded, or their tokenizers differ.
-        UsageError: There is no such device, or it has no such precision.
+        UsageError: There is no such device, or it has no such precision; or slots with several models or sampling.
     """
+    if in_slots and (len(paths) > 1 or (search or SearchConfig()).method != "beam"):
+        raise UsageError("--engine slots is for one model and a beam", hint="Leave it out for ensembles and for sampling.")
     place = resolve_device(device)
     models, tokenizer = load_models(paths)
     models, name = in_precision(models, precision, place)
@@ -51,15 +56,18 @@ def load_translator(
     if place.type == "cpu":
         keep_freed_memory()
         workers = threads or num_cores()
+    if in_slots and workers is not None:
+        torch.set_num_threads(workers)
     where = str(place) if workers is None else f"{workers} thread{'s' if workers != 1 else ''} of the CPU"
     translator = Translator(
         models,
         tokenizer,
         search=search,
         device=place,
-        batch_tokens=batch_tokens or BATCH_TOKENS,
-        workers=workers,
-        description=f"{name} on {where}",
+        batch_tokens=batch_tokens or (slots.BATCH_TOKENS if in_slots else BATCH_TOKENS),
+        workers=None if in_slots else workers,
+        in_slots=in_slots,
+        description=f"{name} on {where}" + (", in slots" if in_slots else ""),
     )
     return translator, tokenizer
 

@@ -16,9 +16,9 @@ What all searches share:
 - NaN is an error, never a result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -111,6 +111,147 @@ def beam_search(
     return beam.hypotheses()
 
 
+class Candidates(NamedTuple):
+    """Extensions of the live hypotheses of each sentence, the most probable first.
+
+    Attributes:
+        log_prob_AC: Log-probability, fp32; -inf where there is none.
+        place_AC: The live hypothesis that it extends, int64.
+        token_AC: By which piece, int64.
+        is_eos_AC: Whether it ends there.
+    """
+
+    log_prob_AC: Tensor
+    place_AC: Tensor
+    token_AC: Tensor
+    is_eos_AC: Tensor
+
+
+class Finished(NamedTuple):
+    """The best finished hypotheses of each sentence, the best first.
+
+    Attributes:
+        score_AN: What they are ranked by, fp32; -inf in an empty place.
+        log_prob_AN: Log-probability, fp32.
+        step_AN: The step in which it ended, from 0, int64.
+        place_AN: The live hypothesis of the step before that it extends, int64.
+    """
+
+    score_AN: Tensor
+    log_prob_AN: Tensor
+    step_AN: Tensor
+    place_AN: Tensor
+
+    @classmethod
+    def none(cls, shape: tuple[int, int], *, device: torch.device | str) -> "Finished":
+        """Nothing finished yet, for a number of sentences and of hypotheses to keep of each."""
+        scores = torch.full(shape, NEG_INF, device=device)
+        steps = torch.zeros(shape, dtype=torch.int64, device=device)
+        return cls(score_AN=scores, log_prob_AN=scores.clone(), step_AN=steps, place_AN=steps.clone())
+
+
+def rank_candidates(log_probs_AKV: Tensor, log_prob_AK: Tensor, *, beam_size: int) -> Candidates:
+    """The best candidates of each sentence.
+
+    Only one candidate of a row ends with EOS, so the best K + 1 of each row hold the best K of the sentence with EOS and the best K without.
+
+    Args:
+        log_probs_AKV: Log-probability of each piece after each live hypothesis, fp32.
+        log_prob_AK: Of the live hypotheses, fp32; -inf in an empty place.
+        beam_size: K; there may be fewer live hypotheses.
+    """
+    num_active, _, vocab_size = log_probs_AKV.shape
+    per_row = min(beam_size + 1, vocab_size)
+    best_AKC, token_AKC = (rows.view(num_active, -1, per_row) for rows in largest_of_rows(log_probs_AKV.flatten(0, 1), per_row))
+    total_AC = (best_AKC + log_prob_AK.unsqueeze(2)).view(num_active, -1)
+    # The order is stable, so that equal candidates rank by place and the result is the same on every run.
+    log_prob_AC, order_AC = total_AC.sort(dim=1, descending=True, stable=True)
+    token_AC = token_AKC.reshape(num_active, -1).gather(1, order_AC)
+    is_eos_AC = (token_AC == EOS_ID) & (log_prob_AC > NEG_INF)
+    return Candidates(log_prob_AC=log_prob_AC, place_AC=order_AC // per_row, token_AC=token_AC, is_eos_AC=is_eos_AC)
+
+
+def merge_finished(finished: Finished, candidates: Candidates, divisor: float | Tensor, step: int | Tensor, *, beam_size: int) -> Finished:
+    """The finished hypotheses, and those of the first K candidates that end.
+
+    Args:
+        finished: So far.
+        candidates: Of this step.
+        divisor: Length penalty of what ends in this step: a number, or one per sentence, [A, 1].
+        step: Number of this step, from 0: a number, or one per sentence, int64 [A, 1].
+        beam_size: K.
+    """
+    is_eos_AK, place_AK = candidates.is_eos_AC[:, :beam_size], candidates.place_AC[:, :beam_size]
+    log_prob_AK = candidates.log_prob_AC[:, :beam_size].masked_fill(~is_eos_AK, NEG_INF)
+    step_AK = torch.full_like(place_AK, step) if isinstance(step, int) else step.expand_as(place_AK)
+    new = Finished(score_AN=log_prob_AK / divisor, log_prob_AN=log_prob_AK, step_AN=step_AK, place_AN=place_AK)
+    both = [torch.cat(pair, dim=1) for pair in zip(finished, new, strict=True)]
+    score_AM, order_AM = both[0].sort(dim=1, descending=True, stable=True)
+    order_AN = order_AM[:, : finished.score_AN.size(1)]
+    return Finished(score_AM[:, : order_AN.size(1)], *(x_AM.gather(1, order_AN) for x_AM in both[1:]))
+
+
+def all_end(candidates: Candidates, *, beam_size: int) -> Tensor:
+    """Whether all of the first K candidates end, bool [A]: then the beam has nothing left to extend."""
+    is_eos_AK = candidates.is_eos_AC[:, :beam_size]
+    return is_eos_AK.all(dim=1) & (is_eos_AK.size(1) == beam_size)
+
+
+def live_candidates(candidates: Candidates, *, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best K candidates that do not end: log_prob_AK, place_AK, token_AK. Places without a candidate have the log-probability -inf."""
+    live_AC, place_AC, token_AC = candidates.log_prob_AC.masked_fill(candidates.is_eos_AC, NEG_INF), candidates.place_AC, candidates.token_AC
+    missing = beam_size - live_AC.size(1)
+    if missing > 0:
+        live_AC = torch.nn.functional.pad(live_AC, (0, missing), value=NEG_INF)
+        place_AC = torch.nn.functional.pad(place_AC, (0, missing))
+        token_AC = torch.nn.functional.pad(token_AC, (0, missing), value=PAD_ID)
+    live_AC, order_AC = live_AC.sort(dim=1, descending=True, stable=True)
+    order_AK = order_AC[:, :beam_size]
+    return live_AC[:, :beam_size], place_AC.gather(1, order_AK), token_AC.gather(1, order_AK)
+
+
+def read_lattice(
+    tokens_TK: Sequence[Sequence[int]],
+    parents_TK: Sequence[Sequence[int]],
+    finished: Iterable[tuple[float, float, int, int]],
+    live: Sequence[float],
+    *,
+    length: int,
+    alpha: float,
+    penalty: PenaltyKind,
+) -> list[Hypothesis]:
+    """The results of a sentence: the finished hypotheses, and unfinished ones in the places that these leave.
+
+    Args:
+        tokens_TK: The token of every live hypothesis of every step.
+        parents_TK: The place of the hypothesis of the step before that it extends.
+        finished: Score, log-probability, step and place of each, as in `Finished`.
+        live: Log-probabilities of the hypotheses that are live at the end.
+        length: How many tokens these have.
+        alpha: Exponent of the length penalty.
+        penalty: Which penalty.
+    """
+
+    def trace(length: int, place: int) -> tuple[int, ...]:
+        path = []
+        for step in range(length - 1, -1, -1):
+            path.append(tokens_TK[step][place])
+            place = parents_TK[step][place]
+        return tuple(reversed(path))
+
+    places = list(finished)
+    found = [
+        Hypothesis(tokens=trace(step, place), score=score, log_prob=log_prob, finished=True)
+        for score, log_prob, step, place in places
+        if score > NEG_INF
+    ]
+    divisor = scoring.length_penalty(length, alpha, penalty)
+    unfinished = [(place, log_prob) for place, log_prob in enumerate(live) if log_prob > NEG_INF][: len(places) - len(found)]
+    return found + [
+        Hypothesis(tokens=trace(length, place), score=log_prob / divisor, log_prob=log_prob, finished=False) for place, log_prob in unfinished
+    ]
+
+
 class _Beam:
     """State of a beam search over the sentences that are not done ("active"), A of them; B counts all.
 
@@ -130,11 +271,7 @@ class _Beam:
         self.log_prob_AK = torch.zeros((num_sentences, 1), device=device)  # one row per sentence on the first call
         self.lattice_token_TBK = torch.zeros((num_steps, num_sentences, beam_size), dtype=torch.int64, device=device)
         self.lattice_parent_TBK = torch.zeros_like(self.lattice_token_TBK)
-        # The best finished hypotheses of each sentence, sorted; an empty place has the score -inf.
-        self.score_BN = torch.full((num_sentences, n_best), NEG_INF, device=device)
-        self.finished_log_prob_BN = self.score_BN.clone()
-        self.finished_step_BN = torch.zeros((num_sentences, n_best), dtype=torch.int64, device=device)
-        self.finished_place_BN = torch.zeros_like(self.finished_step_BN)
+        self.finished = Finished.none((num_sentences, n_best), device=device)
         # The live hypotheses at the end of each sentence, and how many tokens they have.
         self.live_log_prob_BK = torch.full((num_sentences, beam_size), NEG_INF, device=device)
         self.length_B = [0] * num_sentences
@@ -146,64 +283,23 @@ class _Beam:
     def advance(self, log_probs_RV: Tensor) -> tuple[Tensor, Tensor]:
         """Take one step of all active sentences; returns the tokens and parent rows of the next one."""
         num_active, num_places = self.log_prob_AK.shape
-        log_prob_AC, place_AC, token_AC = self._candidates(log_probs_RV.view(num_active, num_places, -1))
-        is_eos_AC = (token_AC == EOS_ID) & (log_prob_AC > NEG_INF)
-        all_ended_A = self._finish(log_prob_AC, place_AC, is_eos_AC)
-        self._extend(log_prob_AC, place_AC, token_AC, is_eos_AC)
-        self.num_steps += 1
-        return self._retire(all_ended_A, has_nan=log_prob_AC.isnan().any(), num_places=num_places)
-
-    def _candidates(self, log_probs_AKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best candidates of each sentence in descending order: log-probability, place that they extend, token.
-
-        Only one candidate of a row ends with EOS, so the best K + 1 of each row hold the best K of the sentence with EOS and the best K without.
-        """
-        num_active, _, vocab_size = log_probs_AKV.shape
-        per_row = min(self.beam_size + 1, vocab_size)
-        best_AKC, token_AKC = (rows.view(num_active, -1, per_row) for rows in largest_of_rows(log_probs_AKV.flatten(0, 1), per_row))
-        total_AC = (best_AKC + self.log_prob_AK.unsqueeze(2)).view(num_active, -1)
-        # The order is stable, so that equal candidates rank by place and the result is the same on every run.
-        log_prob_AC, order_AC = total_AC.sort(dim=1, descending=True, stable=True)
-        return log_prob_AC, order_AC // per_row, token_AKC.reshape(num_active, -1).gather(1, order_AC)
-
-    def _finish(self, log_prob_AC: Tensor, place_AC: Tensor, is_eos_AC: Tensor) -> Tensor:
-        """Merge the candidates that end among the first K into the finished ones; returns whether all of the first K ended."""
-        first = slice(0, self.beam_size)
-        is_eos_AK, log_prob_AK, place_AK = is_eos_AC[:, first], log_prob_AC[:, first], place_AC[:, first]
-        new_log_prob_AK = log_prob_AK.masked_fill(~is_eos_AK, NEG_INF)
-        new_score_AK = new_log_prob_AK / scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
+        candidates = rank_candidates(log_probs_RV.view(num_active, num_places, -1), self.log_prob_AK, beam_size=self.beam_size)
         kept = self.active_A
-        score_AM = torch.cat([self.score_BN[kept], new_score_AK], dim=1)
-        log_prob_AM = torch.cat([self.finished_log_prob_BN[kept], new_log_prob_AK], dim=1)
-        step_AM = torch.cat([self.finished_step_BN[kept], torch.full_like(place_AK, self.num_steps)], dim=1)
-        place_AM = torch.cat([self.finished_place_BN[kept], place_AK], dim=1)
-        score_AM, order_AM = score_AM.sort(dim=1, descending=True, stable=True)
-        order_AN = order_AM[:, : self.score_BN.size(1)]
-        self.score_BN[kept] = score_AM[:, : self.score_BN.size(1)]
-        self.finished_log_prob_BN[kept] = log_prob_AM.gather(1, order_AN)
-        self.finished_step_BN[kept] = step_AM.gather(1, order_AN)
-        self.finished_place_BN[kept] = place_AM.gather(1, order_AN)
-        return is_eos_AK.all(dim=1) if is_eos_AK.size(1) == self.beam_size else torch.zeros_like(self.active_A, dtype=torch.bool)
-
-    def _extend(self, log_prob_AC: Tensor, place_AC: Tensor, token_AC: Tensor, is_eos_AC: Tensor) -> None:
-        """Make the best K candidates that do not end the live hypotheses; places without a candidate have the log-probability -inf."""
-        live_AC = log_prob_AC.masked_fill(is_eos_AC, NEG_INF)
-        missing = self.beam_size - live_AC.size(1)
-        if missing > 0:
-            live_AC = torch.nn.functional.pad(live_AC, (0, missing), value=NEG_INF)
-            place_AC = torch.nn.functional.pad(place_AC, (0, missing))
-            token_AC = torch.nn.functional.pad(token_AC, (0, missing), value=PAD_ID)
-        live_AC, order_AC = live_AC.sort(dim=1, descending=True, stable=True)
-        order_AK = order_AC[:, : self.beam_size]
-        self.log_prob_AK = live_AC[:, : self.beam_size]
-        self.lattice_token_TBK[self.num_steps, self.active_A] = token_AC.gather(1, order_AK)
-        self.lattice_parent_TBK[self.num_steps, self.active_A] = place_AC.gather(1, order_AK)
+        divisor = scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
+        merged = merge_finished(Finished(*(x_BN[kept] for x_BN in self.finished)), candidates, divisor, self.num_steps, beam_size=self.beam_size)
+        for x_BN, x_AN in zip(self.finished, merged, strict=True):
+            x_BN[kept] = x_AN
+        self.log_prob_AK, self.lattice_parent_TBK[self.num_steps, kept], self.lattice_token_TBK[self.num_steps, kept] = live_candidates(
+            candidates, beam_size=self.beam_size
+        )
+        self.num_steps += 1
+        return self._retire(all_end(candidates, beam_size=self.beam_size), has_nan=candidates.log_prob_AC.isnan().any(), num_places=num_places)
 
     def _retire(self, all_ended_A: Tensor, *, has_nan: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
         """Take the sentences that are done out of the active ones. The only place where the host waits for the device."""
         best_live_A = self.log_prob_AK[:, 0]
         best_score_A = best_live_A / scoring.length_penalty(self.cap_A.float(), self.alpha, self.penalty)
-        worst_kept_A = self.score_BN[self.active_A, -1]
+        worst_kept_A = self.finished.score_AN[self.active_A, -1]
         capped_A = self.cap_A <= self.num_steps
         done_A = all_ended_A | capped_A | (best_live_A == NEG_INF) | (best_score_A <= worst_kept_A)
         *done, nan = torch.cat([done_A, has_nan.view(1)]).tolist()
@@ -227,32 +323,13 @@ class _Beam:
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Read the results off the lattice."""
-        tokens, parents = self.lattice_token_TBK.tolist(), self.lattice_parent_TBK.tolist()
-        scores, log_probs = self.score_BN.tolist(), self.finished_log_prob_BN.tolist()
-        steps, places, live = self.finished_step_BN.tolist(), self.finished_place_BN.tolist(), self.live_log_prob_BK.tolist()
-
-        def trace(sentence: int, length: int, place: int) -> tuple[int, ...]:
-            path = []
-            for step in range(length - 1, -1, -1):
-                path.append(tokens[step][sentence][place])
-                place = parents[step][sentence][place]
-            return tuple(reversed(path))
-
-        results = []
-        for sentence, length in enumerate(self.length_B):
-            found = [
-                Hypothesis(tokens=trace(sentence, step, place), score=score, log_prob=log_prob, finished=True)
-                for score, log_prob, step, place in zip(*(rows[sentence] for rows in (scores, log_probs, steps, places)), strict=True)
-                if score > NEG_INF
-            ]
-            divisor = scoring.length_penalty(length, self.alpha, self.penalty)
-            found += [
-                Hypothesis(tokens=trace(sentence, length, place), score=log_prob / divisor, log_prob=log_prob, finished=False)
-                for place, log_prob in enumerate(live[sentence])
-                if log_prob > NEG_INF
-            ][: self.score_BN.size(1) - len(found)]
-            results.append(found)
-        return results
+        tokens_BTK, parents_BTK = self.lattice_token_TBK.transpose(0, 1).tolist(), self.lattice_parent_TBK.transpose(0, 1).tolist()
+        finished = [x_BN.tolist() for x_BN in self.finished]
+        live, alpha, penalty = self.live_log_prob_BK.tolist(), self.alpha, self.penalty
+        return [
+            read_lattice(tokens, parents, zip(*rows, strict=True), live[sentence], length=length, alpha=alpha, penalty=penalty)
+            for sentence, (length, tokens, parents, *rows) in enumerate(zip(self.length_B, tokens_BTK, parents_BTK, *finished, strict=True))
+        ]
 
 
 def largest_of_rows(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.engine.slots import SlotSearches
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
@@ -35,19 +36,19 @@ class SearchConfig:
     method: Literal["beam", "sample"] = "beam"
     """`beam` searches for the most probable translation, `sample` draws one at random from the model's distribution."""
     beam_size: int = 4
-    """Live hypotheses per sentence, at least 1; 1 is greedy search. Unused by `sample`."""
+    """Live hypotheses per sentence, 1 to 10,000; 1 is greedy search. Unused by `sample`."""
     length_penalty: float = 0.6
-    """Exponent alpha of the length penalty, at least 0: the larger, the longer the translations. 0 ranks by plain log-probability."""
+    """Exponent alpha of the length penalty, 0 to 10: the larger, the longer the translations. 0 ranks by plain log-probability."""
     penalty: PenaltyKind = "gnmt"
     """`gnmt` divides the log-probability by ((5 + n) / 6)^alpha, `power` by n^alpha, for n tokens, end of sentence included."""
     n_best: int = 1
-    """Hypotheses per sentence, at least 1; at most `beam_size` for `beam`."""
+    """Hypotheses per sentence, 1 to 10,000; at most `beam_size` for `beam`."""
     max_length_ratio: float = 1.0
-    """A translation has at most max_length_ratio * (source tokens) + max_length_constant tokens, end of sentence included; at least 0."""
+    """A translation has at most max_length_ratio * (source tokens) + max_length_constant tokens, end of sentence included; 0 to 100."""
     max_length_constant: int = 50
-    """See `max_length_ratio`; tokens, at least 0. The cap is never below 1."""
+    """See `max_length_ratio`; tokens, 0 to 100,000. The cap is never below 1."""
     max_source_length: int = MAX_SOURCE_LENGTH
-    """A source longer than so many tokens is cut there, with a warning; at least 1."""
+    """A source longer than so many tokens is cut there, with a warning; 1 to 100,000."""
     temperature: float = 1.0
     """For `sample`: divides the log-probabilities, above 0; below 1 sharpens the distribution."""
     top_k: int | None = None
@@ -58,19 +59,21 @@ class SearchConfig:
     """For `sample`: seed of the random numbers, at least 0. Line i always gets the same ones."""
 
     def __post_init__(self) -> None:
-        smallest = {
-            "beam_size": 1,
-            "n_best": 1,
-            "max_length_constant": 0,
-            "max_source_length": 1,
-            "seed": 0,
-            "length_penalty": 0,
-            "max_length_ratio": 0,
+        ranges = {
+            "beam_size": (1, 10_000),
+            "n_best": (1, 10_000),
+            "max_length_constant": (0, 100_000),
+            "max_source_length": (1, 100_000),
+            "seed": (0, math.inf),
+            "length_penalty": (0, 10),
+            "max_length_ratio": (0, 100),
         }
-        for key, least in smallest.items():
+        for key, (least, most) in ranges.items():
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= least):
                 raise ConfigError(f"{key} must be at least {least}, but is {value}")
+            if value > most:
+                raise ConfigError(f"{key} must be at most {most}, but is {value}")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError(f"temperature must be above 0, but is {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
@@ -253,6 +256,7 @@ class Translator(LineTranslator):
         device: Where the models are.
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
+        in_slots: Search as `mtkit.decoding.engine.slots` does, for one model and method beam.
         workers: Batches that are searched at the same time, on a CPU; None = one, with the threads that torch has. Several have a thread each, since
             products of this size gain little from more; a batch that is alone gets all of them.
         description: What computes, for a person.
@@ -268,12 +272,27 @@ class Translator(LineTranslator):
         batch_tokens: int = BATCH_TOKENS,
         window_lines: int = WINDOW_LINES,
         workers: int | None = None,
+        in_slots: bool = False,
         description: str = "",
     ) -> None:
         super().__init__(tokenizer, search=search, batch_tokens=batch_tokens, window_lines=window_lines, description=description)
         self._models = list(models)
         self._device = device
         self._workers = workers
+        self._slots: SlotSearches | None = None
+        if in_slots:
+            config = self.search
+            assert len(self._models) == 1
+            assert config.method == "beam"
+            self._slots = SlotSearches(
+                self._models[0],
+                config.max_length,
+                beam_size=config.beam_size,
+                n_best=config.n_best,
+                length_penalty=config.length_penalty,
+                penalty=config.penalty,
+                forbidden_ids=self._forbidden_ids,
+            )
 
     def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
         if self._workers is None:
@@ -297,6 +316,8 @@ class Translator(LineTranslator):
         max_lengths = [config.max_length(len(ids)) for ids in sources]
         try:
             with inference(self._models):
+                if self._slots is not None:
+                    return self._slots.run(sources)
                 step = model_step(self._models, *pad_sources(sources, device=device))
                 forbidden, alpha, penalty = self._forbidden_ids, config.length_penalty, config.penalty
                 if config.method == "sample":

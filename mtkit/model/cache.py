@@ -9,6 +9,7 @@ copies keys and values; it changes a table of small integers. The extra products
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,39 @@ FIRST_CAPACITY = 32
 
 LARGEST_WASTE = 0.25
 """Share of sentences without rows that is kept in the buffers: dropping them copies the others."""
+
+
+class StepCache(Protocol):
+    """What a step of the decoder asks of a cache; the shapes are those above."""
+
+    cross_kv: list[Tensor]
+    src_mask_BS: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Number of hypotheses, R."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that a row may be at, from 0."""
+
+    def row_positions(self) -> Tensor | int:
+        """The position of the token that each row takes next: int64 [R], or one for all."""
+
+    def group(self, x_RD: Tensor) -> Tensor:
+        """The rows of a sentence beside each other: x_BGD."""
+
+    def ungroup(self, x_BGD: Tensor) -> Tensor:
+        """Undo `group`: x_RD."""
+
+    def append(self, layer: int, kv_BGE: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's keys and values of this position; returns keys_BHNC and values_BHNC of all so far."""
+
+    def visible(self) -> Tensor | None:
+        """Which stored entries each hypothesis attends to, bool [B, 1, G, N]; None = all."""
+
+    def advance(self) -> None:
+        """Move on to the next position."""
 
 
 class DecoderCache:
@@ -48,6 +82,15 @@ class DecoderCache:
     def num_rows(self) -> int:
         """Number of hypotheses, R."""
         return self._place_R.shape[0]
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that a row may be at, from 0."""
+        return self.length + 1
+
+    def row_positions(self) -> int:
+        """The position of the token that every row takes next."""
+        return self.length
 
     @property
     def _num_places(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtkit.model.attention import Attention, attend_in_groups
-from mtkit.model.cache import DecoderCache
+from mtkit.model.cache import StepCache
 from mtkit.model.config import Activation, ModelConfig
 from mtkit.model.dropout import dropout
 
@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
         out: Tensor = self.out_proj(attention(q, k, v, num_heads=self.num_heads, dropout_rate=rate))
         return out
 
-    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+    def step(self, x_RD: Tensor, cache: StepCache, layer: int) -> Tensor:
         """Attend from the newest position to all positions in the cache and itself."""
         q_BGD, kv_BGE = cache.group(self.in_proj(x_RD)).split((x_RD.shape[1], 2 * x_RD.shape[1]), dim=-1)
         heads_BGD = attend_in_groups(q_BGD, *cache.append(layer, kv_BGE), cache.visible())
@@ -96,7 +96,7 @@ class CrossAttention(nn.Module):
         kv_BSE: Tensor = self.kv_proj(memory_BSD)
         return kv_BSE.view(*kv_BSE.shape[:2], 2, self.num_heads, -1).permute(2, 0, 3, 1, 4).contiguous()
 
-    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+    def step(self, x_RD: Tensor, cache: StepCache, layer: int) -> Tensor:
         """Attend from the newest position of each row to the source of its sentence."""
         k_BHSC, v_BHSC = cache.cross_kv[layer].unbind()
         heads_BGD = attend_in_groups(cache.group(self.q_proj(x_RD)), k_BHSC, v_BHSC, cache.src_mask_BS[:, None, None, :])
@@ -189,7 +189,7 @@ class DecoderLayer(ResidualLayer):
         x = self._residual(x, self.cross_attention_norm, lambda y: self.cross_attention(y, kv, to_src))
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
-    def step(self, x_RD: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+    def step(self, x_RD: Tensor, cache: StepCache, layer: int) -> Tensor:
         """The layer's output for the newest position of each row; `layer` is this layer's place in the cache."""
         x_RD = self._residual(x_RD, self.self_attention_norm, lambda y_RD: self.self_attention.step(y_RD, cache, layer))
         x_RD = self._residual(x_RD, self.cross_attention_norm, lambda y_RD: self.cross_attention.step(y_RD, cache, layer))

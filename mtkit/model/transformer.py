@@ -15,7 +15,7 @@ from torch.nn import functional
 from mtkit.data.loader import Packing
 from mtkit.errors import ConfigError
 from mtkit.model.attention import Attention, PackedAttention, PaddedAttention, packed_kernel
-from mtkit.model.cache import DecoderCache
+from mtkit.model.cache import DecoderCache, StepCache
 from mtkit.model.config import ModelConfig
 from mtkit.model.dropout import dropout
 from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, Positions, SelfAttention
@@ -56,10 +56,14 @@ class Decoder(nn.Module):
         return out
 
     def start_cache(self, memory_BSD: Tensor, src_mask_BS: Tensor) -> DecoderCache:
-        """Project the memory to every layer's cross-attention keys and values."""
-        return DecoderCache([layer.cross_attention.start(memory_BSD) for layer in self._layers()], src_mask_BS)
+        """A cache of the memory, projected to every layer's cross-attention keys and values."""
+        return DecoderCache(self.cross_kv(memory_BSD), src_mask_BS)
 
-    def step(self, x_RD: Tensor, cache: DecoderCache) -> Tensor:
+    def cross_kv(self, memory_BSD: Tensor) -> list[Tensor]:
+        """Per layer the keys and values of the source, [2, B, H, S, C]."""
+        return [layer.cross_attention.start(memory_BSD) for layer in self._layers()]
+
+    def step(self, x_RD: Tensor, cache: StepCache) -> Tensor:
         """Decode the newest position of each row."""
         for number, layer in enumerate(self._layers()):
             x_RD = layer.step(x_RD, cache, number)
@@ -241,21 +245,20 @@ class Transformer(nn.Module):
         return self.decoder.start_cache(memory_BSD, src_mask_BS)
 
     @torch.no_grad()
-    def decode_step(self, tokens_R: Tensor, cache: DecoderCache) -> Tensor:
+    def decode_step(self, tokens_R: Tensor, cache: StepCache) -> Tensor:
         """hidden_RD at the next position of each row: what `decode` gives for the last position of all tokens fed so far.
 
         Args:
             tokens_R: int64, the token that each row of the cache has chosen last (BOS at first).
-            cache: From `start_cache`; gains one position. Between steps, `cache.reorder` selects the rows to go on with.
+            cache: From `start_cache`, or a `SlotCache`; gains one position. Between steps, its `reorder` selects the rows to go on with.
         """
         assert tokens_R.shape[0] == cache.num_rows, f"{tokens_R.shape[0]} tokens for {cache.num_rows} rows"
-        x_R1D = self._embed(tokens_R.unsqueeze(1), self.tgt_weight, start=cache.length)
-        return self.decoder.step(x_R1D.squeeze(1), cache)
+        table_TD = self.positions(cache.num_positions, like=self.tgt_weight)
+        return self.decoder.step(self._at_positions(tokens_R, self.tgt_weight, table_TD[cache.row_positions()]), cache)
 
-    def _embed(self, tokens_BT: Tensor, weight: Tensor, *, start: int = 0) -> Tensor:
-        """x_BTD of padded tokens, which stand at the positions from `start`."""
-        end = start + tokens_BT.shape[1]
-        return self._at_positions(tokens_BT, weight, self.positions(end, like=weight)[start:end])
+    def _embed(self, tokens_BT: Tensor, weight: Tensor) -> Tensor:
+        """x_BTD of padded tokens."""
+        return self._at_positions(tokens_BT, weight, self.positions(tokens_BT.shape[1], like=weight)[: tokens_BT.shape[1]])
 
     def _embed_packed(self, tokens_N: Tensor, weight: Tensor, packing: Packing) -> Tensor:
         """x_ND of packed tokens."""

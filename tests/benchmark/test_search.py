@@ -1,10 +1,14 @@
 """The benchmark of the search does what it says."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from mtkit.benchmark import search as module
 from mtkit.benchmark.search import TGT_LENGTH, bench_search
+from mtkit.decoding.engine.slots import SlotSearch
+from mtkit.decoding.search import Hypothesis
 from mtkit.model.config import ModelConfig
 from mtkit.model.device import InferencePrecisionName
 
@@ -42,3 +46,18 @@ def test_every_sentence_is_searched_to_the_length(
     assert report.precision.startswith("int8" if precision == "int8" else "fp32")
     assert (report.beam_size, report.threads, report.batch_sentences) == (beam_size, threads, 4)
     assert report.seconds_per_step > 0
+
+
+def test_slots_search_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    real = SlotSearch.run
+
+    def count(self: SlotSearch, sources: Sequence[Sequence[int]], max_lengths: Sequence[int]) -> list[list[Hypothesis]]:
+        found = real(self, sources, max_lengths)
+        lengths.extend(len(hypotheses[0].tokens) for hypotheses in found)
+        return found
+
+    monkeypatch.setattr(SlotSearch, "run", count)
+    report = bench_search(CONFIG, vocab_size=50, device=torch.device("cpu"), threads=2, sentences=10, batch_sentences=4, in_slots=True, repeats=2)
+    assert lengths == [TGT_LENGTH] * 3 * 10
+    assert (report.threads, report.batch_sentences) == (1, 4)

@@ -8,7 +8,7 @@ import torch
 from mtkit.decoding import loading
 from mtkit.decoding.loading import load_models, load_translator
 from mtkit.decoding.quantize import Int8Linear
-from mtkit.decoding.translator import Translator
+from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.transformer import Transformer
 from tests.decoding.builders import random_model, save, sentences, tiny_tokenizer
@@ -49,6 +49,16 @@ def test_int8_is_not_for_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(loading, "resolve_device", torch.device)
     with pytest.raises(UsageError, match="precision int8 is for CPUs"):
         load_translator([directory], device="cuda", precision="int8")
+
+
+def test_slots_are_told_and_only_for_one_model_and_a_beam(directory: Path) -> None:
+    translator, _ = load_translator([directory], device="cpu", threads=1, in_slots=True)
+    assert translator.description == "fp32 (width 32 is too small for int8) on 1 thread of the CPU, in slots"
+    quantized, _ = load_translator([directory], device="cpu", threads=1, precision="int8", in_slots=True)
+    assert [line.text != "" for line in quantized.translate(["baki", ""])] == [True, False]
+    for paths, search in (([directory] * 2, SearchConfig()), ([directory], SearchConfig(method="sample"))):
+        with pytest.raises(UsageError, match="--engine slots is for one model and a beam"):
+            load_translator(paths, search=search, device="cpu", in_slots=True)
 
 
 def test_models_are_loaded_together_only_with_one_tokenizer(tmp_path: Path) -> None:

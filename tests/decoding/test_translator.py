@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtkit.data.tokenizer import EOS_ID
 from mtkit.decoding import translator as translator_module
+from mtkit.decoding.engine import slots
 from mtkit.decoding.scoring import score_pairs, score_token_pairs
 from mtkit.decoding.search import StepFn, beam_search
 from mtkit.decoding.translator import SearchConfig, Translation, Translator
@@ -295,6 +296,32 @@ def test_workers_change_nothing(search: dict[str, Any]) -> None:
         assert [t.line for t in make(search, batch_tokens=40, workers=workers).translate(lines)] == list(range(1, 67))
 
 
+@pytest.mark.parametrize("search", [{}, {"beam_size": 1}, {"beam_size": 5, "n_best": 3, "length_penalty": 1.0, "penalty": "power"}])
+@pytest.mark.parametrize("positions", [65_536, 300])
+def test_slots_change_nothing(search: dict[str, Any], positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "MAX_POSITIONS", positions)
+    lines = [*sentences(40, seed=3), "", *sentences(3, seed=4, max_words=40), "  "]
+    expected = list(make(search).translate(lines))
+    for batch_tokens, window_lines in ((10_000, 2000), (100, 2000), (10_000, 7)):
+        assert_same(list(make(search, in_slots=True, batch_tokens=batch_tokens, window_lines=window_lines).translate(lines)), expected)
+
+
+def test_slots_of_one_size_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int, int]] = []
+
+    class Counted(slots.SlotSearch):
+        def __init__(self, model: Transformer, **options: Any) -> None:
+            made.append((options["num_slots"], options["src_capacity"], options["tgt_capacity"]))
+            super().__init__(model, **options)
+
+    monkeypatch.setattr(slots, "SlotSearch", Counted)
+    translator = make({"max_length_ratio": 2.0}, in_slots=True, window_lines=10, batch_tokens=10_000)
+    for _ in range(2):
+        assert len(list(translator.translate(["baki", *sentences(19, seed=3, max_words=6)]))) == 20
+    assert sorted(set(made)) == sorted(made)
+    assert all(num_slots == 16 and tgt_capacity == -(-(2 * (src_capacity - 1) + 5) // 8) * 8 for num_slots, src_capacity, tgt_capacity in made)
+
+
 def test_several_workers_search_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=30)
 
@@ -347,6 +374,11 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_length_constant": -1}, "max_length_constant must be at least 0, but is -1"),
         ({"max_source_length": 0}, "max_source_length must be at least 1, but is 0"),
         ({"seed": -1}, "seed must be at least 0, but is -1"),
+        ({"beam_size": 10_001}, "beam_size must be at most 10000, but is 10001"),
+        ({"length_penalty": 10.5}, "length_penalty must be at most 10, but is 10.5"),
+        ({"max_length_ratio": 1e300}, "max_length_ratio must be at most 100, but is 1e+300"),
+        ({"max_length_constant": 100_001}, "max_length_constant must be at most 100000, but is 100001"),
+        ({"max_source_length": 100_001}, "max_source_length must be at most 100000, but is 100001"),
         ({"method": "sample", "temperature": 0.0}, "temperature must be above 0, but is 0.0"),
         ({"method": "sample", "top_k": 0}, "top_k must be at least 1 or none, but is 0"),
         ({"method": "sample", "top_p": 1.1}, "top_p must be above 0 and at most 1, or none, but is 1.1"),
