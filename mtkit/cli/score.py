@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def score(
-    hyps: Annotated[list[str] | None, typer.Argument(metavar="[HYP]...", help="Translations, one file per system; - is stdin.")] = None,
+    hyps: Annotated[list[str] | None, typer.Argument(metavar="HYP", help="Translations, one file per system; - is stdin.")] = None,
     *,
     refs: Annotated[list[str] | None, typer.Option("--ref", "-r", metavar="FILE", help="Raw reference text; give it once per reference.")] = None,
     test_set: Annotated[str | None, typer.Option("--test-set", "-t", help="References of a public test set: wmt14/full, wmt22 ...")] = None,
@@ -36,7 +36,7 @@ def score(
     metrics: Annotated[str, typer.Option("--metrics", "-m", help="Among bleu, chrf, chrf++, ter, with commas.")] = "bleu,chrf",
     tokenize: Annotated[str | None, typer.Option("--tokenize", help="BLEU's tokenizer: 13a, intl, zh, char, flores200, none ...")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples for intervals and p-values; 0 for none.")] = 1000,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples for intervals and p-values, at least 40; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 12345,
     sentence: Annotated[bool, typer.Option("--sentence", help="Print one line of scores per sentence.")] = False,
     src: Annotated[str | None, typer.Option("--src", "-s", metavar="FILE", help="Source text: for --model, or to notice untranslated text.")] = None,
@@ -68,11 +68,11 @@ def score(
         raise UsageError("--tgt belongs to --model", hint="Give translations as plain arguments and references with --ref.")
     if not hyps:
         raise UsageError("there is nothing to score", hint="Give a file of translations, or - for stdin.")
-    from mtkit.evaluation.metrics import parse_metrics, sentence_scores, system_scores, tokenizer_for
+    from mtkit.evaluation.metrics import parse_metrics, sentence_scores, system_scores, target_language, tokenizer_for
 
     names = parse_metrics(metrics)
     references, source, public = _references(refs or [], test_set, lang_pair, src, hyps)
-    target_lang = tgt_lang or (lang_pair.split("-")[-1] if lang_pair else None)
+    target_lang = tgt_lang or (target_language(lang_pair) if lang_pair else None)
     systems = [_read(hyp) for hyp in hyps]
     warnings = _check(systems, references, source, tokenize=tokenize or tokenizer_for(target_lang), lowercase=lowercase, force=force)
     for warning in warnings:
@@ -104,6 +104,7 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     from mtkit.checkpoint.format import load_model
     from mtkit.decoding.loading import in_precision
     from mtkit.decoding.scoring import score_pairs
+    from mtkit.decoding.steps import MAX_SOURCE_LENGTH
     from mtkit.evaluation.checks import check_line_counts, find_markup
     from mtkit.model.device import resolve_device
 
@@ -116,6 +117,10 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     loaded = load_model(model_path)
     (model,), _ = in_precision([loaded.model], precision, place)
     scores = score_pairs(model, loaded.tokenizer, texts[0].lines, texts[1].lines)
+    cut = [number for number, item in enumerate(scores, start=1) if item.is_source_cut]
+    if cut:
+        more = f" and {len(cut) - 1} more" if len(cut) > 1 else ""
+        console.warn(f"{texts[0].name}: line {cut[0]}{more} longer than {MAX_SOURCE_LENGTH} tokens; only so many of a source count")
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
     perplexity = math.exp(min(-log_prob / num_tokens, 700.0))
     if as_json:

@@ -6,6 +6,7 @@ Both take the softmax over the whole target vocabulary; that some ids are forbid
 Shapes: B sentences, S source positions, T target positions, N real target tokens of a batch, D model width, V target pieces.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
@@ -53,10 +54,12 @@ class PairScore:
     Attributes:
         log_prob: Sum over the target tokens and EOS of their natural log-probabilities.
         num_tokens: Number of target tokens, EOS included; at least 1.
+        is_source_cut: Whether the source was longer than the limit, and the rest of it is not accounted for.
     """
 
     log_prob: float
     num_tokens: int
+    is_source_cut: bool = False
 
 
 def score_pairs(
@@ -86,8 +89,10 @@ def score_pairs(
     """
     if len(src_lines) != len(tgt_lines):
         raise DataError(f"the source has {len(src_lines)} lines and the target {len(tgt_lines)}: line i of one must belong to line i of the other")
-    sources = [ids[:max_source_length] for ids in tokenizer.encode(src_lines, "src")]
-    return score_token_pairs(model, sources, tokenizer.encode(tgt_lines, "tgt"), batch_tokens=batch_tokens)
+    sources = tokenizer.encode(src_lines, "src")
+    cut = [ids[:max_source_length] for ids in sources]
+    scores = score_token_pairs(model, cut, tokenizer.encode(tgt_lines, "tgt"), batch_tokens=batch_tokens)
+    return [dataclasses.replace(score, is_source_cut=len(ids) > max_source_length) for score, ids in zip(scores, sources, strict=True)]
 
 
 def score_token_pairs(

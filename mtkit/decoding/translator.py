@@ -28,6 +28,12 @@ BATCH_TOKENS = 2048
 WINDOW_LINES = 2000
 """Lines that are sorted by length together, by default."""
 
+SMALLEST_SHARE = 8
+"""Lines that one of several workers gets at least: with fewer, a step hardly gets cheaper."""
+
+SMALLEST_THREADED_WIDTH = 512
+"""Width of a model from which one batch alone is searched faster by several threads."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchConfig:
@@ -166,6 +172,10 @@ class LineTranslator(ABC):
         self.description = description
         self._forbidden_ids = tokenizer.forbidden_ids("tgt")
 
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which sources are searched together, as indices; `lengths` are their positions."""
+        return batches_by_length(lengths, max_tokens=self._batch_tokens)
+
     def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
         """What `_search` gives for each batch, in their order."""
         for sources, line_numbers in batches:
@@ -210,7 +220,7 @@ class LineTranslator(ABC):
         for index in with_content:
             results[index] = None
         lengths = [min(len(sources[index]), limit) + 1 for index in with_content]
-        batches = [[with_content[place] for place in batch] for batch in batches_by_length(lengths, max_tokens=self._batch_tokens)]
+        batches = [[with_content[place] for place in batch] for batch in self._batches(lengths)]
         # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
         batches.sort(key=min)
         searches = self._search_all([([sources[index][:limit] for index in batch], [first_line + index for index in batch]) for batch in batches])
@@ -257,8 +267,9 @@ class Translator(LineTranslator):
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
         in_slots: Search as `mtkit.decoding.engine.slots` does, for one model and method beam.
-        workers: Batches that are searched at the same time, on a CPU; None = one, with the threads that torch has. Several have a thread each, since
-            products of this size gain little from more; a batch that is alone gets all of them.
+        workers: Batches that are searched at the same time, on a CPU; None = one, with the threads that torch has. Each has one thread: products of
+            this size gain little from more, and threads that wait for each other at every product are many times slower where other programs run
+            too. Few lines are divided among the workers; a single one gets all threads if the model is wide.
         description: What computes, for a person.
     """
 
@@ -294,11 +305,20 @@ class Translator(LineTranslator):
                 forbidden_ids=self._forbidden_ids,
             )
 
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        batches = super()._batches(lengths)
+        parts = min(self._workers or 1, -(-len(lengths) // SMALLEST_SHARE))
+        if len(batches) >= parts:
+            return batches
+        by_length = list(itertools.chain.from_iterable(batches))
+        return [by_length[first::parts] for first in range(parts)]
+
     def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
         if self._workers is None:
             yield from super()._search_all(batches)
         elif len(batches) < 2 or self._workers < 2:
-            torch.set_num_threads(self._workers)
+            is_wide = min(model.config.d_model for model in self._models) >= SMALLEST_THREADED_WIDTH
+            torch.set_num_threads(self._workers if is_wide else 1)
             yield from super()._search_all(batches)
         else:
             threads = ThreadPoolExecutor(self._workers, thread_name_prefix="mtkit-search", initializer=torch.set_num_threads, initargs=(1,))

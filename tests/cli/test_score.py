@@ -252,6 +252,13 @@ def test_model_scores_as_json(run: Run, model_path: Path) -> None:
     assert Path(document["model"]) == model_path
 
 
+def test_a_source_that_is_cut_is_told(run: Run, model_path: Path) -> None:
+    pairs = ("--model", str(model_path), "-s", put("src", ["a", "b " * 1500, "c", "d " * 1500]), "--tgt", put("tgt", ["A", "B", "C", "D"]))
+    assert "src: line 2 and 1 more longer than 1024 tokens" in run(*pairs).stderr
+    put("src", ["a", "b", "c", "d"])
+    assert "longer" not in run(*pairs).stderr
+
+
 def test_model_scores_need_pairs_and_a_model(run: Run, model_path: Path) -> None:
     put("src", ["a", "b"]), put("tgt", ["a"])
     assert "tgt has 1 lines, src has 2" in run("--model", str(model_path), "--src", "src", "--tgt", "tgt", exit_code=3).stderr

@@ -67,8 +67,9 @@ def test_a_long_source_is_cut_as_translate_cuts_it() -> None:
     model, tokenizer = random_model(4), tiny_tokenizer()
     line = "baki lo mu ner sta tri vo xa zen"
     (ids,) = tokenizer.encode([line], "src")
-    (cut,) = score_pairs(model, tokenizer, [line], ["mu"], max_source_length=5)
-    assert cut == score_token_pairs(model, [ids[:5]], tokenizer.encode(["mu"], "tgt"))[0]
+    cut, whole = score_pairs(model, tokenizer, [line, "mu"], ["mu", "mu"], max_source_length=5)
+    assert cut.log_prob == pytest.approx(score_token_pairs(model, [ids[:5]], tokenizer.encode(["mu"], "tgt"))[0].log_prob, abs=1e-5)
+    assert (cut.is_source_cut, whole.is_source_cut) == (True, False)
 
 
 def test_scoring_uses_no_dropout_and_leaves_the_mode_alone() -> None:

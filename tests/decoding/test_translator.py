@@ -335,6 +335,38 @@ def test_several_workers_search_at_the_same_time(monkeypatch: pytest.MonkeyPatch
     assert model.training
 
 
+@pytest.mark.parametrize(("num_lines", "sizes"), [(5, [5]), (9, [4, 5]), (40, [13, 13, 14])])
+def test_few_lines_are_divided_among_the_workers(num_lines: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+
+    def count(*args: Any, **options: Any) -> Any:
+        searched.append(len(options["max_lengths"]))
+        return beam_search(*args, **options)
+
+    monkeypatch.setattr(translator_module, "beam_search", count)
+    lines = sentences(num_lines, seed=3)
+    found = list(make(workers=3, batch_tokens=10_000).translate(lines))
+    assert sorted(searched) == sizes
+    assert_same(found, list(make(batch_tokens=10_000).translate(lines)))
+
+
+@pytest.mark.parametrize(("smallest_width", "num_threads"), [(32, 3), (33, 1)])
+def test_one_line_has_all_threads_if_the_model_is_wide(smallest_width: int, num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translator_module, "SMALLEST_THREADED_WIDTH", smallest_width)
+    before, seen = torch.get_num_threads(), []
+
+    def look(*args: Any, **options: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return beam_search(*args, **options)
+
+    monkeypatch.setattr(translator_module, "beam_search", look)
+    try:
+        assert len(list(make(workers=3).translate(["baki lo"]))) == 1
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [num_threads]
+
+
 def test_an_error_of_one_worker_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 

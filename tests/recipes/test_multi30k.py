@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -129,6 +130,53 @@ def test_table_of_results(tmp_path: Path) -> None:
     assert re.split(r"  +", rows[3])[0] == "test_2017_mscoco"
     assert any("cased sacreBLEU" in row and "cased-signature" in row for row in rows)
     assert any("lower-cased tokenized BLEU" in row and "lctok-signature" in row for row in rows)
+
+
+# --- the study ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_means_over_seeds_are_what_the_study_prints(tmp_path: Path) -> None:
+    for seed, score in ((1, 30.0), (2, 33.0)):
+        run = tmp_path / "wide" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"kind": "train"}\n{"kind": "end", "elapsed_s": 90.0}\n', encoding="utf-8")
+        for name in TESTS:
+            for kind in ("cased", "lctok"):
+                document = {"systems": [{"name": "x", "scores": [{"metric": "bleu", "score": score + (kind == "lctok")}]}]}
+                (run / f"{name}.{kind}.json").write_text(json.dumps(document), encoding="utf-8")
+    (tmp_path / "wide" / "seed-3").mkdir()  # not finished
+    command = [sys.executable, "-m", "recipes.multi30k.study", str(tmp_path), "wide", "deep"]
+    rows = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, cwd=REPOSITORY).stdout.split("\n")
+    mean = ", ".join(["32.50 (±1.50)"] * 3)
+    assert rows[2] == f"| wide | 2 | 1.5 | {mean} | {mean.replace('32.50', '31.50')} |"
+    assert rows[3] == "| deep | 0 | - | - | - |"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_study_trains_every_variant_with_every_seed(tmp_path: Path, toy_pairs: ToyPairs, toy_config: Path) -> None:
+    write_toy_data(tmp_path / "data", toy_pairs)
+    variants = tmp_path / "variants.txt"
+    variants.write_text("# a comment\nplain 110 --set optim.lr=4e-3  # the rest by default\n\nbad 90 --set no.such=1\n", encoding="utf-8")
+    environment = {
+        **os.environ,
+        "SEEDS": "1 2",
+        "JOBS": "2",
+        "STEPS": "200",
+        "AVERAGE": "2",
+        "CONFIG": str(toy_config),
+        "MTKIT": f"{sys.executable} -m mtkit",
+    }
+    environment |= {"PYTHON": sys.executable, "TRAIN_FLAGS": "--threads 1 --set validation.every_steps=none"}
+    command = ["bash", str(RECIPE / "study.sh"), str(tmp_path / "data"), str(tmp_path / "out"), str(variants)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env=environment)
+    assert re.findall(r"^\| (\w+) \| (\d) \| \d", done.stdout, flags=re.MULTILINE) == [("plain", "2")]
+    assert "bad, seed 2: failed, see " in done.stderr
+    assert "unknown key no" in (tmp_path / "out" / "bad-2.log").read_text(encoding="utf-8")
+    config = json.loads((tmp_path / "out" / "plain" / "seed-2" / "config.json").read_text(encoding="utf-8"))
+    assert (config["seed"], config["optim"]["lr"], config["training"]["max_steps"], config["checkpoint"]["every_steps"]) == (2, 4e-3, 200, 4)
+    again = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, env=environment)
+    assert again.stdout == done.stdout
 
 
 @pytest.mark.slow
