@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,13 @@ from typing import Any, Literal, Self
 
 from mtkit import __version__, faults
 from mtkit.errors import ArtefactError, MTKitError
-from mtkit.files import explain_write_errors, make_directory, read_json, sha256_file, sync, temporary_name, write_json
+from mtkit.files import explain_write_errors, make_directory, read_json, sync, temporary_name, write_json
 
 MANIFEST_NAME = "MANIFEST.json"
 MANIFEST_FORMAT = 1
+
+BLOCK_BYTES = 4 << 20
+"""Of a file that is longer, each block has a checksum of its own."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
@@ -29,10 +33,37 @@ Verify = Literal["fast", "full"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRecord:
-    """One file of an artefact: size in bytes and sha256 in hex."""
+    """One file of an artefact.
+
+    Attributes:
+        size: In bytes.
+        sha256: In hex.
+        crc32: CRC-32 of each block of `BLOCK_BYTES`, by which damage is found; None where there is one block only, or a former mtkit wrote it.
+    """
 
     size: int
     sha256: str
+    crc32: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The record of a file as it is; reads it once."""
+        digest, crcs, size = hashlib.sha256(), [], 0
+        with open(path, "rb") as stream:
+            while block := stream.read(BLOCK_BYTES):
+                digest.update(block)
+                crcs.append(zlib.crc32(block))
+                size += len(block)
+        return cls(size=size, sha256=digest.hexdigest(), crc32=tuple(crcs) if len(crcs) > 1 else None)
+
+    def damage(self, found: "FileRecord") -> str | None:
+        """What is wrong with a file of the right size; None if nothing is."""
+        if found.sha256 == self.sha256:
+            return None
+        damaged = [number for number, pair in enumerate(zip(self.crc32 or (), found.crc32 or (), strict=False)) if pair[0] != pair[1]]
+        where = [f"block {number} (bytes {number * BLOCK_BYTES} to {min((number + 1) * BLOCK_BYTES, self.size) - 1})" for number in damaged[:1]]
+        where += [f"{len(damaged) - 1} more"] * (len(damaged) > 1)
+        return "its sha256 differs from its manifest's" + (f": damaged in {' and '.join(where)}" if where else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +101,7 @@ class Manifest:
                     f"{path}: has format {value['format']!r}, this mtkit ({__version__}) reads format {MANIFEST_FORMAT}",
                     hint=f"It was written by mtkit {value.get('mtkit_version')}; use that version or make the artefact anew.",
                 )
-            files = {name: FileRecord(size=int(record["size"]), sha256=str(record["sha256"])) for name, record in value["files"].items()}
+            files = {name: _file_record(record) for name, record in value["files"].items()}
             bad = [name for name in files if not _SAFE_NAME.fullmatch(name)]
             if bad:
                 raise ArtefactError(f"{path}: lists a file name that is not allowed: {bad[0]!r}")
@@ -78,6 +109,27 @@ class Manifest:
             return cls(kind=str(value["kind"]), files=files, config=config, inputs=inputs, mtkit_version=str(value["mtkit_version"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtefactError(f"{path}: is not a manifest of mtkit: {error!r}") from error
+
+
+def _file_record(value: Any) -> FileRecord:
+    crcs = value.get("crc32")
+    return FileRecord(size=int(value["size"]), sha256=str(value["sha256"]), crc32=None if crcs is None else tuple(map(int, crcs)))
+
+
+def is_free(path: Path) -> bool:
+    """Whether nothing is at a path: an empty directory, made in advance, is nothing."""
+    with explain_write_errors(path):
+        return not os.path.lexists(os.path.realpath(path)) or (path.is_dir() and not any(path.iterdir()))
+
+
+def require_free(path: Path) -> None:
+    """Refuse to make what is there already; for before the work that `atomic_directory` ends.
+
+    Raises:
+        MTKitError: Something is there.
+    """
+    if not is_free(path):
+        raise MTKitError(f"{path}: exists already", hint="Choose another output, or remove it first.")
 
 
 @contextlib.contextmanager
@@ -101,9 +153,9 @@ def atomic_directory(
         ResourceError: The disk is full.
     """
     target = Path(os.path.realpath(path))
-    if target.exists():
-        if not overwrite:
-            raise MTKitError(f"{path}: exists already", hint="Choose another output, or remove it first.")
+    if not overwrite:
+        require_free(path)
+    elif target.exists():
         read_manifest(path, kind=kind)
     temporary = temporary_name(target)
     with explain_write_errors(path, temporary):
@@ -147,7 +199,7 @@ def seal_directory(path: Path, *, kind: str, config: Mapping[str, Any], inputs: 
             raise ValueError(f"a file of an artefact cannot be named {name!r}")
         faults.reach("artefact.fsync")
         file.chmod(0o666 & ~umask)
-        files[name] = FileRecord(size=file.stat().st_size, sha256=sha256_file(file))
+        files[name] = FileRecord.of(file)
         sync(file)
     for directory in [path, *(entry for entry in path.rglob("*") if entry.is_dir())]:
         sync(directory)
@@ -192,8 +244,8 @@ def verify_directory(path: Path, *, kind: str | None = None, level: Verify = "fa
         try:
             size = file.stat().st_size
             damage = f"has {size} bytes, its manifest says {record.size}" if size != record.size else None
-            if damage is None and level == "full" and sha256_file(file) != record.sha256:
-                damage = "its sha256 differs from its manifest's"
+            if damage is None and level == "full":
+                damage = record.damage(FileRecord.of(file))
         except OSError as error:
             damage = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         if damage is not None:

@@ -24,6 +24,9 @@ from mtkit.errors import ConfigError
 
 C = TypeVar("C")
 
+_LARGEST_INT = 2**63 - 1
+"""What torch and numpy hold."""
+
 Tree = dict[str, Any]
 """Nested dicts with string keys, as TOML and JSON give them."""
 
@@ -177,12 +180,24 @@ def check_keys(cls: type[Any], data: Mapping[str, Any], *, prefix: str = "") -> 
     names = [field.name for field in dataclasses.fields(cls)]
     for key, value in data.items():
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"Did you mean {prefix}{close[0]}?" if close else f"Known keys: {', '.join(prefix + name for name in names)}"
+            close = [prefix + name for name in _places(cls, key) or difflib.get_close_matches(key, names, n=1)]
+            hint = f"Did you mean {' or '.join(close)}?" if close else f"Known keys: {', '.join(prefix + name for name in names)}"
             raise ConfigError(f"unknown key {prefix}{key}", hint=hint)
         nested = next((option for option in _options(hints[key]) if dataclasses.is_dataclass(option)), None)
         if nested is not None and isinstance(value, Mapping):
             check_keys(typing.cast(type[Any], nested), value, prefix=f"{prefix}{key}.")
+
+
+def _places(cls: type[Any], name: str) -> list[str]:
+    """The dotted keys below a dataclass that end in a name, the least deep ones first."""
+    places, hints = [], typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        for option in _options(hints[field.name]):
+            if dataclasses.is_dataclass(option):
+                nested = typing.cast(type[Any], option)
+                places += [f"{field.name}.{name}"] * (name in {other.name for other in dataclasses.fields(nested)})
+                places += [f"{field.name}.{place}" for place in _places(nested, name)]
+    return sorted(places, key=lambda place: place.count("."))
 
 
 def _merge(target: Tree, source: Mapping[str, Any], *, origins: dict[str, str], name: str, prefix: str) -> None:
@@ -229,7 +244,10 @@ def _convert(kind: Any, value: Any, *, key: str, origins: Mapping[str, str]) -> 
         return None
     if value is None and str not in options and _takes_word_none(kind):
         return "none"  # `--set norm=none`, where none is one of the choices
-    raise ConfigError(f"{key}{_source(key, origins)} must be {_describe(kind)}, but is {_show(value)}")
+    hint = None
+    if isinstance(value, str) and value.startswith("[") and any(typing.get_origin(option) is tuple for option in options):
+        hint = f"""Strings in a list need quotes, and the list as a whole, for the shell: --set '{key}=["a", "b"]'"""
+    raise ConfigError(f"{key}{_source(key, origins)} must be {_describe(kind)}, but is {_show(value)}", hint=hint)
 
 
 def _takes_word_none(kind: Any) -> bool:
@@ -270,7 +288,8 @@ def _try_convert(kind: Any, value: Any, *, key: str, origins: Mapping[str, str])
         return is_number, float(value) if is_number else None
     if kind is int:
         is_whole = not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
-        return is_whole, int(value) if is_whole else None
+        fits = is_whole and abs(value) <= _LARGEST_INT
+        return fits, int(value) if fits else None
     return isinstance(value, kind), value
 
 
@@ -337,4 +356,6 @@ def _toml_value(value: Any) -> str:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        return f"{value}, which is too large"
     return "none" if value is None else repr(value)

@@ -18,6 +18,7 @@ from mtkit.errors import MTKitError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch._C._distributed_c10d import Store
 
 GRACE_S = 15.0
 """Seconds that the other ranks have after one has failed: they may be saving, or ending for the same reason."""
@@ -91,7 +92,9 @@ def process_group(world: World, *, backend: str, timeout_s: float = 120.0) -> It
     import torch.distributed as dist
 
     try:
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        store = _store_of_launcher(world, timeout=timeout)
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout, store=store)
     except (RuntimeError, ValueError) as error:
         raise MTKitError(
             f"rank {world.rank} of {world.size} cannot join the others: {error}",
@@ -101,6 +104,17 @@ def process_group(world: World, *, backend: str, timeout_s: float = 120.0) -> It
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _store_of_launcher(world: World, *, timeout: timedelta) -> "Store | None":
+    """Where the processes of `launch` meet: rank 0 listens on the socket that it was given. None lets torch look into torchrun's environment."""
+    if "MTKIT_LAUNCHER" not in os.environ:
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listening = int(os.environ["MTKIT_LISTENING"]) if world.is_main else None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, world.size, world.is_main, timeout, master_listen_fd=listening)
 
 
 def all_reduce_sums(values: Sequence[float], world: World, device: object = "cpu") -> list[float]:
@@ -174,9 +188,10 @@ def launch(arguments: Sequence[str], *, num_processes: int, max_restarts: int = 
 
 def _run_group(arguments: Sequence[str], *, num_processes: int) -> tuple[int, bool]:
     """Start the ranks once and wait; returns the exit code of the first that failed, or 0, and whether a signal was passed on to them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    listener = socket.socket()  # made here for rank 0: a number that is only free now could be taken when rank 0 has begun
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(num_processes)
+    port = listener.getsockname()[1]
     reading, writing = os.pipe()  # nobody writes to it: a rank notices when this process is gone, see `watch_launcher`
     environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(num_processes), MTKIT_LAUNCHER=str(reading))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
@@ -186,12 +201,17 @@ def _run_group(arguments: Sequence[str], *, num_processes: int) -> tuple[int, bo
         try:
             for rank in range(num_processes):
                 rank_environment = dict(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=(reading,)))
+                if rank == 0:
+                    rank_environment["MTKIT_LISTENING"] = str(listener.fileno())
+                passed = (reading, listener.fileno()) if rank == 0 else (reading,)
+                workers.append(subprocess.Popen(command, env=rank_environment, stdin=subprocess.DEVNULL, process_group=0, pass_fds=passed))
+            listener.close()  # rank 0 has it
             return _wait_for_all(workers), bool(forwarded)
         finally:
             for worker in workers:
                 worker.kill()
                 worker.wait()
+            listener.close()
             os.close(reading)
             os.close(writing)
 
@@ -251,6 +271,5 @@ def _wait_for_all(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
 
 
 def _failure(codes: Sequence[int | None]) -> int:
-    """A signal before the complaints of other ranks, which are its consequence; 0 where there is neither."""
-    failures = [code for code in codes if code]
-    return next((code for code in failures if code < 0), failures[0] if failures else 0)
+    """A signal, or else an error for users, before what other ranks say about a lost connection; 0 where there is none."""
+    return next((code for code in sorted(filter(None, codes), key=lambda code: (code > 0, code == 1))), 0)

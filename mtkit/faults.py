@@ -9,7 +9,7 @@
 
 A point is `atomic.write`, `atomic.fsync`, `atomic.rename`, `atomic.dirsync` (a file, see `files.py`), `artefact.fsync`, `artefact.rename`,
 `artefact.dirsync` (a directory, see `artefacts.py`), `retention.rename`, `retention.remove`, `metrics`, `save`, `valid`,
-`init`, `try`, `step`; `*` is each of them.
+`valid.translate`, `init`, `try`, `step`; `*` is each of them.
 """
 
 import errno

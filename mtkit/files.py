@@ -3,7 +3,7 @@
 Text rules. A line ends at LF and nowhere else. One trailing CR is dropped and an inner CR becomes a space. Bytes that are not UTF-8 are
 replaced by U+FFFD and counted. U+FEFF (byte-order mark) is removed. U+2028, U+0085, VT, FF and FS never split a line. A line of more than
 `MAX_LINE_BYTES` is cut there and counted, so that memory stays bounded. The rules are the same for files, gzip files and pipes, and do not
-depend on the locale.
+depend on the locale. Gzip files are unpacked; text that is packed otherwise, or in UTF-16, is refused: its lines would be nothing but noise.
 
 A file that is written becomes visible by one rename, after its bytes have reached the disk. Directories are in `artefacts.py`.
 """
@@ -44,6 +44,17 @@ READ_ERRORS = (OSError, EOFError, zlib.error)
 _SPACE_HINT = "Free some space and run the command again."
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = "\ufeff"
+_PACKED = (
+    (re.compile(rb"\x1f\x8b\x08"), "gzip", "gzip -dc"),
+    (re.compile(rb"BZh[1-9]1AY&SY"), "bzip2", "bzip2 -dc"),
+    (re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc"),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc"),
+    (re.compile(rb"PK\x03\x04"), "zip", "unzip -p"),
+)
+"""How a packed file begins, what packed it, and what unpacks it."""
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_BYTES = 8
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]*")
 _LINE_BREAKS = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 
 
@@ -57,8 +68,25 @@ def decode_line(raw: bytes) -> tuple[str, bool]:
     return text.replace("\r", " ").replace(_BOM, ""), is_bad
 
 
+def require_text(name: str, head: bytes) -> None:
+    """Refuse what is no text, by its first bytes.
+
+    Args:
+        name: The path, for messages.
+        head: The first line, or more.
+
+    Raises:
+        DataError: It is packed, or in UTF-16; the hint says how to make text of it.
+    """
+    for pattern, packer, unpack in _PACKED:
+        if pattern.match(head):
+            raise DataError(f"{name}: is packed with {packer}, not plain text", hint=f"Unpack it first: {unpack} FILE")
+    if head[:2] in _UTF16_MARKS and len(head) >= _UTF16_BYTES and head.count(0) >= len(head) // 4:
+        raise DataError(f"{name}: is UTF-16, but text must be UTF-8", hint="Convert it first: iconv -f UTF-16 -t UTF-8 FILE")
+
+
 class LineReader(Iterator[str]):
-    """Iterates over the lines of a binary stream.
+    """Iterates over the lines of a binary stream. Reading raises `DataError` if it fails, or if the first line is of a stream that is no text.
 
     Attributes:
         name: The path, for messages.
@@ -91,6 +119,8 @@ class LineReader(Iterator[str]):
                 raw = self._cut(raw)
         except READ_ERRORS as error:
             raise DataError(f"{self.name}:{self.num_lines + 1}: reading failed: {error}", hint="Is the file damaged, or gone?") from error
+        if not self.num_lines:
+            require_text(self.name, raw)
         self.num_lines += bool(raw)
         return raw
 
@@ -150,6 +180,11 @@ def one_line(text: str) -> str:
     return _LINE_BREAKS.sub(" ", text)
 
 
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: it has white space, controls and characters without a form of their own (zero-width, direction marks) only."""
+    return _BLANK.fullmatch(text) is not None
+
+
 class LineWriter:
     """Writes lines as UTF-8, whatever the locale; a lone surrogate becomes U+FFFD."""
 
@@ -173,14 +208,21 @@ class LineWriter:
 
 @contextlib.contextmanager
 def open_output(path: str | Path) -> Iterator[LineWriter]:
-    """Open a file, or stdout for `-`, for writing lines. A file appears under its name only when the block ends without an error."""
+    """Open a file, or stdout for `-`, for writing lines. A file appears under its name only when the block ends without an error.
+
+    It is packed if its name ends with `.gz`; equal lines give equal bytes.
+    """
     if str(path) == STDIO:
         with explain_write_errors(Path("stdout")):
             yield LineWriter(sys.stdout.buffer)
             sys.stdout.buffer.flush()
         return
     with atomic_file(Path(path)) as stream:
-        yield LineWriter(stream)
+        if str(path).endswith(".gz"):
+            with gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0) as packed:
+                yield LineWriter(packed)  # type: ignore[arg-type]
+        else:
+            yield LineWriter(stream)
 
 
 def temporary_name(path: Path) -> Path:

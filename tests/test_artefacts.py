@@ -3,13 +3,15 @@
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtkit.artefacts import MANIFEST_NAME, FileRecord, Manifest, atomic_directory, read_manifest, verify_directory
+from mtkit import artefacts
+from mtkit.artefacts import MANIFEST_NAME, FileRecord, Manifest, atomic_directory, read_manifest, require_free, verify_directory
 from mtkit.errors import ArtefactError, MTKitError
 
 
@@ -91,6 +93,29 @@ def test_an_existing_path_is_not_replaced_unasked(artefact: Path) -> None:
     assert verify_directory(artefact, level="full") == before
 
 
+def test_an_empty_directory_made_in_advance_is_filled(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    with atomic_directory(path, kind="model") as directory:
+        (directory / "weights").write_bytes(b"x")
+    assert sorted(verify_directory(path, level="full").files) == ["weights"]
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_is_there_is_noticed_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "full")
+    for name in ("file", "full", "link"):
+        with pytest.raises(MTKitError, match=f"{name}: exists already"):
+            require_free(tmp_path / name)
+    (tmp_path / "broken").symlink_to(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "new/below", "broken", "empty"):
+        require_free(tmp_path / name)
+
+
 def test_only_an_artefact_of_the_same_kind_is_replaced(artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
@@ -159,6 +184,41 @@ def test_damage_is_found(artefact: Path) -> None:
     file.symlink_to(file)
     with pytest.raises(ArtefactError, match=r"model.safetensors: cannot be read: Too many levels"):
         verify_directory(artefact)
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        (b"01234x6789", "block 1 (bytes 4 to 7)"),
+        (b"012345678x", "block 2 (bytes 8 to 9)"),
+        (b"x12345678x", "block 0 (bytes 0 to 3) and 1 more"),
+        (b"xxxxxxxxxx", "block 0 (bytes 0 to 3) and 2 more"),
+    ],
+)
+def test_where_a_file_is_damaged_is_told_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, where: str) -> None:
+    """A7, B1."""
+    monkeypatch.setattr(artefacts, "BLOCK_BYTES", 4)
+    with atomic_directory(tmp_path / "model", kind="model") as directory:
+        (directory / "weights").write_bytes(b"0123456789")
+        (directory / "short").write_bytes(b"0123")
+    manifest = verify_directory(tmp_path / "model", level="full")
+    assert manifest == read_manifest(tmp_path / "model")
+    assert manifest.files["short"].crc32 is None
+    (tmp_path / "model" / "weights").write_bytes(content)
+    with pytest.raises(ArtefactError, match=re.escape(f"weights: its sha256 differs from its manifest's: damaged in {where}")):
+        verify_directory(tmp_path / "model", level="full")
+
+
+def test_a_manifest_without_checksums_of_blocks(artefact: Path) -> None:
+    """A14: as former versions wrote them."""
+    value = json.loads((artefact / MANIFEST_NAME).read_bytes())
+    for record in value["files"].values():
+        del record["crc32"]
+    (artefact / MANIFEST_NAME).write_text(json.dumps(value))
+    verify_directory(artefact, level="full")
+    (artefact / "model.safetensors").write_bytes(b"012345678x")
+    with pytest.raises(ArtefactError, match="its sha256 differs from its manifest's\nThe"):
+        verify_directory(artefact, level="full")
 
 
 def test_what_is_no_artefact(tmp_path: Path, artefact: Path) -> None:

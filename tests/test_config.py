@@ -53,22 +53,23 @@ class Needy:
 
 
 text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
+whole_numbers = st.integers(-(2**63) + 1, 2**63 - 1)
 number = st.floats(allow_nan=False, allow_infinity=False)
 optims = st.builds(
     Optim,
     lr=st.floats(min_value=1e-300, max_value=1e300),
-    warmup_steps=st.integers(),
-    max_steps=st.none() | st.integers(),
+    warmup_steps=whole_numbers,
+    max_steps=st.none() | whole_numbers,
     schedule=st.sampled_from(["inverse-sqrt", "linear", "none"]),
     betas=st.tuples(number, number),
 )
 trains = st.builds(
     Train,
-    seed=st.integers(),
+    seed=whole_numbers,
     verbose=st.booleans(),
     name=text,
     revision=st.none() | text,
-    patience=st.none() | st.integers(),
+    patience=st.none() | whole_numbers,
     dropout=st.none() | number,
     level=st.sampled_from([None, 1, 2, "none"]),
     symbols=st.lists(text).map(tuple),
@@ -140,6 +141,7 @@ def test_plain_data_is_json_ready() -> None:
         ({"sed": 1}, "unknown key sed", "Did you mean seed?"),
         ({"warm": {"warmup": 1}}, "unknown key warm.warmup", "Did you mean warm.warmup_steps?"),
         ({"stages": [{}, {"zzz": 1}]}, r"unknown key stages\[1\].zzz", r"Known keys: stages\[1\].lr, stages\[1\].warmup_steps, .*"),
+        ({"schedule": "x"}, "unknown key schedule", "Did you mean optim.schedule or warm.schedule?"),
         ({"optim.lr": 1.0}, "unknown key optim.lr", ".*"),
         ({"": 1}, "unknown key ", "Known keys: seed, .*"),
     ],
@@ -157,6 +159,8 @@ def test_an_unknown_key_is_named_with_the_nearest_one(data: dict[str, Any], mess
         ({"seed": True}, "seed must be a whole number, but is True"),
         ({"seed": None}, "seed must be a whole number, but is none"),
         ({"seed": float("inf")}, "seed must be a whole number, but is inf"),
+        ({"seed": 2**63}, "seed must be a whole number, but is 9223372036854775808, which is too large"),
+        ({"seed": 1e19}, r"seed must be a whole number, but is 1e\+19"),
         ({"verbose": 1}, "verbose must be true or false, but is 1"),
         ({"name": 3}, "name must be a string, but is 3"),
         ({"patience": "soon"}, "patience must be a whole number or none, but is 'soon'"),
@@ -169,6 +173,7 @@ def test_an_unknown_key_is_named_with_the_nearest_one(data: dict[str, Any], mess
         ({"level": 1.0}, "level must be one of .*, but is 1.0"),
         ({"level": []}, r"level must be one of .*, but is \[\]"),
         ({"symbols": "ab"}, "symbols must be a list, but is 'ab'"),
+        ({"symbols": "[ab]"}, r"""symbols must be a list, but is '\[ab\]'\nStrings in a list need quotes.* --set 'symbols=\["a", "b"\]'"""),
         ({"symbols": ["a", 1]}, r"symbols\[1\] must be a string, but is 1"),
         ({"weights": []}, r"weights must be a table, but is \[\]"),
         ({"weights": {"de": "1"}}, "weights.de must be a number, but is '1'"),

@@ -114,6 +114,28 @@ Path("out", str(world.rank)).write_text(repr((sums, uneven, nothing)))
     assert outputs() == {"0": expected, "1": expected}
 
 
+def test_nobody_else_gets_the_port_before_the_processes_meet(install: Install) -> None:
+    """D9: however long rank 0 takes to begin."""
+    install("""
+import os, socket, time
+from mtkit.distributed import all_reduce_sums, process_group, read_environment
+world = read_environment()
+if world.rank == 0:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        except OSError:
+            pass
+        else:
+            raise AssertionError("the port is free")
+    time.sleep(0.5)
+with process_group(world, backend="gloo", timeout_s=60):
+    assert all_reduce_sums([1.0], world) == [2.0]
+""")
+
+    assert launch([], num_processes=2) == 0
+
+
 def test_a_process_whose_partners_do_not_come_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
@@ -154,6 +176,13 @@ def test_the_code_is_that_of_the_rank_that_failed(install: Install, failure: str
     install(f"import os, signal, sys, time\nif os.environ['RANK'] == '1':\n    {failure}")
 
     assert launch([], num_processes=2) == code
+
+
+def test_an_error_for_users_comes_before_a_lost_connection(install: Install) -> None:
+    """C3: both ranks end at the same moment, the one because of the other."""
+    install("import os, sys, time\ntime.sleep(1.0 - time.time() % 1.0)\nsys.exit((1, 5)[int(os.environ['RANK'])])")
+
+    assert launch([], num_processes=2) == 5
 
 
 def test_the_others_are_ended_when_one_has_failed(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Text lines and atomic writes, against raw bytes and a file system that fails."""
 
+import bz2
 import errno
 import gzip
 import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -25,6 +27,7 @@ from mtkit.files import (
     LineReader,
     LineWriter,
     atomic_file,
+    is_blank,
     one_line,
     open_bytes,
     open_lines,
@@ -191,6 +194,34 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, opener: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (gzip.compress(gzip.compress(b"a\n")), "packed with gzip"),
+        (bz2.compress(b"a\n"), "packed with bzip2"),
+        (lzma.compress(b"a\n"), "packed with xz"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "packed with zstd"),
+        (b"PK\x03\x04\x14\0", "packed with zip"),
+        ("ein Satz\n".encode("utf-16"), "UTF-16"),
+        ("\ufeffein Satz\n".encode("utf-16-be"), "UTF-16"),
+    ],
+)
+def test_what_is_no_text_is_refused_and_not_read_as_noise(tmp_path: Path, data: bytes, what: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"^{path}: is {what}") as caught:
+        read_lines(path)
+    assert caught.value.hint is not None
+
+
+def test_stdin_that_is_packed_is_refused_at_its_first_line() -> None:
+    with pytest.raises(DataError, match="^stdin: is packed with gzip"):
+        next(LineReader(io.BytesIO(gzip.compress(b"a\n")), name="stdin"))
+    later = LineReader(io.BytesIO(b"a\n" + gzip.compress(b"a\n")), name="stdin")
+    assert next(later) == "a"
+    assert list(later)
+
+
 def test_reading_that_fails_on_the_way_names_the_line() -> None:
     class Failing(io.BytesIO):
         def readline(self, size: int | None = -1, /) -> bytes:
@@ -268,6 +299,16 @@ def test_memory_does_not_grow_with_the_line(tmp_path: Path, monkeypatch: pytest.
 # --- writing text ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("text", ["", " \t\u3000\xa0", "\u200b", "\xad", "\x00\x1b", "\u200e \u202b\u202c", "\u2060\ufeff"])
+def test_what_shows_nothing_is_blank(text: str) -> None:
+    assert is_blank(text)
+    assert not is_blank(f"{text}.{text}")
+
+
+def test_what_shows_something_is_not_blank() -> None:
+    assert not any(map(is_blank, ["a", ".", "\u0301", "\ufffd", "\u2581", "\U0001f600", "\u0646\u200c"]))
+
+
 def test_one_line() -> None:
     assert one_line("a\nb\rc") == "a b c"
     assert one_line(NOT_LINE_BREAKS) == "a b c d e f g h i"
@@ -301,6 +342,18 @@ def test_output_appears_when_complete(tmp_path: Path) -> None:
 
 
 # --- atomic files ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_output_is_packed_if_its_name_says_so(tmp_path: Path) -> None:
+    data = []
+    for name in ("a.gz", "b.gz"):
+        with open_output(tmp_path / name) as output:
+            output.write("x")
+            output.flush()
+            output.write("y")
+        data.append((tmp_path / name).read_bytes())
+    assert gzip.decompress(data[0]) == b"x\ny\n"
+    assert data[0] == data[1]
 
 
 def test_an_error_leaves_the_old_bytes_and_nothing_else(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import select
 import sys
 import threading
 import traceback
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -39,12 +39,18 @@ class _Group(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             code = _report(error)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            code = _report(MemoryError())
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             where = "" if error.filename is None else f"{error.filename}: "
             code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
-        _give_up_output()
+        _give_up(sys.stdout)
         raise typer.Exit(code)
 
 
@@ -61,12 +67,17 @@ def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
     return INTERRUPT_EXIT_CODE
 
 
-def _give_up_output() -> None:
-    """Drop what is left in stdout's buffer if it cannot be written, lest the interpreter fails over it at exit."""
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether this is how torch says it, of a GPU by a class of its own and of a CPU by its words."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Drop what is left in the buffer of stdout or stderr if it cannot be written, lest the interpreter fails over it at exit."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT if stream is sys.stdout else STDERR)
 
 
 def _reader_has_gone() -> bool:
@@ -123,6 +134,7 @@ def main() -> None:
         code = 1
     if is_rank or _waits_for_input():
         _leave_at_once(code)
+    _give_up(sys.stderr)
     sys.exit(code)  # type: ignore[arg-type]
 
 

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from mtkit.artefacts import require_free
 from mtkit.cli import console
 from mtkit.cli.console import QuietOption
-from mtkit.errors import UsageError
+from mtkit.errors import ArtefactError, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def average(
-    inputs: Annotated[list[Path], typer.Argument(metavar="RUN | CHECKPOINT...", help="A run directory, or the checkpoints to average.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory, or the checkpoints to average.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model directory to make.")],
     last: Annotated[int | None, typer.Option("--last", min=1, help="Of a run: average its N newest checkpoints.")] = None,
     best: Annotated[int | None, typer.Option("--best", min=1, help="Of a run: average its N best checkpoints.")] = None,
@@ -36,10 +37,14 @@ def average(
     if last is not None or best is not None:
         if len(inputs) != 1:
             raise UsageError(f"--last and --best take one run directory, but {len(inputs)} paths were given")
+        if not (inputs[0] / CHECKPOINTS_NAME).is_dir():
+            what = f"is no run: it has no {CHECKPOINTS_NAME}" if inputs[0].exists() else "does not exist"
+            raise ArtefactError(f"{inputs[0]}: {what}", hint="Give the directory of a run, as --output of `mtkit train` named it.")
         stored = list_checkpoints(inputs[0] / CHECKPOINTS_NAME)
         chosen = select_last(stored, last) if last is not None else select_best(stored, best or 1, metric=metric)
         paths = [checkpoint.path for checkpoint in chosen]
     elif len(inputs) == 1 and (inputs[0] / CHECKPOINTS_NAME).is_dir():
         raise UsageError(f"{inputs[0]} is a run: say which of its checkpoints to average", hint="Add --last 5, or --best 5.")
+    require_free(output)
     average_checkpoints(paths, output)
     console.say(f"averaged {', '.join(path.name for path in paths)} into {output}", quiet=quiet)

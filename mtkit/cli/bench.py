@@ -15,8 +15,9 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: median
 
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Measurements; the median counts.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads.")]
 PrecisionOption = Annotated[Literal["auto", "fp32", "bf16", "fp16", "int8"], typer.Option("--precision", help="As for `mtkit translate`.")]
+EngineOption = Annotated[Literal["mtkit", "slots"], typer.Option("--engine", help="As for `mtkit translate`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as batch.max_tokens=4096.")]
 
 
@@ -127,9 +128,12 @@ def search(
     beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
     sentences: Annotated[int, typer.Option("--sentences", min=1, help="In each repeat.")] = 128,
     batch_sentences: Annotated[int, typer.Option("--batch-sentences", min=1, help="Searched together.")] = 32,
+    engine: EngineOption = "mtkit",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Batches at the same time, on a CPU. [default: one per core]")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="Batches at the same time, on a CPU. [default: one per core]")
+    ] = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
@@ -151,6 +155,7 @@ def search(
         beam_size=beam_size,
         sentences=sentences,
         batch_sentences=batch_sentences,
+        in_slots=engine == "slots",
         repeats=repeats,
     )
     _report([dataclasses.asdict(report)], as_json=as_json)
@@ -162,6 +167,7 @@ def translate(
     ref: Annotated[Path | None, typer.Option("--ref", help="Reference, for BLEU beside the speed.")] = None,
     beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
     batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source positions of a batch.")] = None,
+    engine: EngineOption = "mtkit",
     overrides: SetOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -180,7 +186,9 @@ def translate(
     layers = [codec.Layer(name="--beam-size", data={"beam_size": beam_size})]
     layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides or []]
     config = codec.resolve(SearchConfig, layers).config
-    translator, tokenizer = load_translator(model, search=config, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens)
+    translator, tokenizer = load_translator(
+        model, search=config, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens, in_slots=engine == "slots"
+    )
     lines = read_lines(src)
     references = None if ref is None else read_lines(ref)
     if references is not None and len(references) != len(lines):

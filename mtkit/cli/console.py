@@ -9,26 +9,36 @@ import typer
 from mtkit.files import STDIO, open_output
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+MAX_THREADS = 1024
+"""The libraries below crash at a million."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 def say(message: str, *, quiet: bool = False) -> None:
     """Print a line of progress or result for a person, unless `quiet`."""
     if not quiet:
-        print(escape_control(message), file=sys.stderr, flush=True)
+        _tell(message)
 
 
 def warn(message: str) -> None:
     """Print a warning."""
-    print(f"warning: {escape_control(message)}", file=sys.stderr, flush=True)
+    _tell(f"warning: {message}")
 
 
 def report_error(message: str, hint: str | None) -> None:
     """Print an error and what to do about it."""
-    print(f"error: {escape_control(message)}", file=sys.stderr)
-    if hint:
-        print(escape_control(hint), file=sys.stderr)
-    sys.stderr.flush()
+    _tell(f"error: {message}" + (f"\n{hint}" if hint else ""))
+
+
+def _tell(message: str) -> None:
+    """Print a message. One that cannot be written, because a log has filled the disk or a terminal is gone, is lost, and the work goes on."""
+    try:
+        print(escape_control(message), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise  # somebody read the messages and has enough
+    except OSError:
+        pass
 
 
 def print_json(value: Any) -> None:

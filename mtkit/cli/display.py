@@ -10,6 +10,9 @@ from mtkit.cli import console
 
 Record = Mapping[str, Any]
 
+LOSS_SHARE = 0.01
+"""Share of the pairs that a run may leave out without a warning."""
+
 
 class Display(Protocol):
     """Takes in the records of a run, one after the other."""
@@ -24,6 +27,7 @@ class LineDisplay:
     def show(self, record: Record) -> None:
         """Print a line."""
         console.say(describe(record))
+        warn_of_losses(record)
 
 
 class QuietDisplay:
@@ -31,8 +35,9 @@ class QuietDisplay:
 
     def show(self, record: Record) -> None:
         """Print a warning, or nothing."""
-        if record["kind"] in ("unsaved", "split"):
+        if record["kind"] in ("unsaved", "unvalidated", "split"):
             console.say(describe(record))
+        warn_of_losses(record)
 
 
 class LiveDisplay:
@@ -66,6 +71,7 @@ class LiveDisplay:
             self._saved_at = time.monotonic()
         elif record["kind"] != "train":
             self._console.print(describe(record), markup=False, highlight=False)
+            warn_of_losses(record)
 
     def _render(self) -> Any:
         from rich.table import Table
@@ -112,6 +118,15 @@ def live_rows(last: Mapping[str, Record], *, max_steps: int | None, checkpoint_a
     return rows or [("", "starting")]
 
 
+def warn_of_losses(record: Record) -> None:
+    """Print a warning if a run begins without many of its pairs."""
+    if record["kind"] == "start" and record["pairs"] and record["pairs_skipped"] > LOSS_SHARE * record["pairs"]:
+        console.warn(
+            f"{record['pairs_skipped']:,} of {record['pairs']:,} pairs are longer than batch.max_tokens and are not used; raise it, or "
+            "drop long pairs on purpose with preprocess.filters.max_length"
+        )
+
+
 def describe(record: Record) -> str:
     """One line about a record, for people."""
     kind, step = record["kind"], record["step"]
@@ -121,7 +136,7 @@ def describe(record: Record) -> str:
             + (f"{record['pairs']:,} pairs" if record["pairs"] is not None else "a stream of pairs")
             + (f", {record['updates_per_epoch']} updates per epoch" if record["updates_per_epoch"] is not None else "")
             + f", {record['padding_share']:.1%} padding"
-            + (f", {record['pairs_skipped']} pairs too long" if record["pairs_skipped"] else "")
+            + (f", {record['pairs_skipped']:,} pairs too long for batch.max_tokens" if record["pairs_skipped"] else "")
         )
     if kind == "train":
         return (
@@ -138,6 +153,8 @@ def describe(record: Record) -> str:
         return f"warning: step {step} did not fit into the memory and was made in halves (target shapes {shapes}); lower batch.max_tokens"
     if kind == "unsaved":
         return f"warning: step {step} could not be saved, and the run goes on: {record['reason']}"
+    if kind == "unvalidated":
+        return f"warning: step {step} could not be validated, and the run goes on: {record['reason']} (its traceback is in metrics.jsonl)"
     if record.get("resumed"):
         return f"nothing to do: the run is finished at step {step} ({record['reason']})"
     return f"step {step}  finished: {record['reason']}"

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mtkit.artefacts import require_free
 from mtkit.cli import console
 from mtkit.cli.console import QuietOption
 
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A model, checkpoint or run directory.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model, checkpoint or run directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory to make.")],
     format_: Annotated[
         Literal["mtkit", "ctranslate2"], typer.Option("--format", help="mtkit: a smaller model; ctranslate2: for CTranslate2, a C++ runtime.")
@@ -34,6 +35,7 @@ def export(
     With --format mtkit all commands take the result like any model. With --format ctranslate2 a README shows how to use it; this needs CTranslate2
     itself: pip install 'mtkit[ct2]'. `mtkit translate --engine ct2` translates with the result.
     """
+    require_free(output)
     from mtkit.checkpoint.format import load_model
 
     loaded = load_model(model, verify="full")

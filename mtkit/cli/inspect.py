@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A tokenizer, shard set, checkpoint, model or run.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A tokenizer, shard set, checkpoint, model or run.")],
     verify: Annotated[Verify, typer.Option("--verify", help="fast: names and sizes of the files; full: also the sha256 of each.")] = "fast",
     as_json: console.JsonOption = False,
 ) -> None:

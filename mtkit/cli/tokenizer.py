@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mtkit.artefacts import require_free
 from mtkit.cli import console
 from mtkit.config import Layer, Tree, parse_override, read_layer, resolve
 from mtkit.decoding.windows import open_windows
-from mtkit.errors import DataError, MTKitError, UsageError
+from mtkit.errors import DataError, UsageError
 from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ ModelArgument = Annotated[
 ]
 SideOption = Annotated[Literal["src", "tgt"] | None, typer.Option("--side", help="Whose vocabulary to use; needed if each side has its own.")]
 InputOption = Annotated[str, typer.Option("--input", "-i", help="Lines to read; - is stdin.", metavar="FILE")]
-OutputOption = Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.", metavar="FILE")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", help="File to write, packed if named *.gz; - is stdout.", metavar="FILE")]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to make.", metavar="DIR", show_default=False)],
     files: Annotated[
-        list[str] | None, typer.Argument(help="Text of both sides, plain or gzip, for a joint vocabulary; - is stdin.", metavar="FILE...")
+        list[str] | None, typer.Argument(help="Text of both sides, plain or gzip, for a joint vocabulary; - is stdin.", metavar="FILE")
     ] = None,
     src: Annotated[list[str] | None, typer.Option("--src", help="Text of the source side; may be given again.", metavar="FILE")] = None,
     tgt: Annotated[list[str] | None, typer.Option("--tgt", help="Text of the target side; may be given again.", metavar="FILE")] = None,
@@ -70,8 +71,7 @@ def train(
     flags = {"--vocab-size": ("vocab_size", vocab_size), "--type": ("type", type_), "--joint/--separate": ("joint", joint)}
     settings = _resolve(config, overrides or [], flags={name: {key: value} for name, (key, value) in flags.items() if value is not None})
     sources = _sources(files or [], src or [], tgt or [], joint=settings.joint)
-    if output.exists():
-        raise MTKitError(f"{output}: exists already", hint="Choose another output, or remove it first.")
+    require_free(output)
 
     from mtkit.data.tokenizer import train_on_lines
 

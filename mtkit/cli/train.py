@@ -62,7 +62,7 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the initial weights, the data order and dropout.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads of each process.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads of each process.")] = None,
     num_processes: Annotated[int, typer.Option("--nproc", min=1, help="Processes to start on this machine, one per GPU.")] = 1,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to go on from the last checkpoint when a process was killed.")
@@ -180,7 +180,8 @@ def _run(trainer: "Trainer", *, quiet: bool, as_json: bool) -> None:
     last = {}
     with open_display(quiet=quiet, max_steps=trainer.config.training.max_steps) as display:
         for record in trainer.train():
-            display.show(record)
+            if trainer.place.world.is_main:
+                display.show(record)
             last[record["kind"]] = dict(record)
     if as_json:
         console.print_json({kind: record for kind, record in last.items() if kind in ("valid", "end")})

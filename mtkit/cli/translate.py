@@ -39,11 +39,11 @@ def register(app: typer.Typer) -> None:
 def translate(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="A model, checkpoint or run directory; several are an ensemble. With --engine ct2 one export."),
+        typer.Argument(metavar="MODEL", help="A model, checkpoint or run directory; several are an ensemble. With --engine ct2 one export."),
     ],
     *,
     input_path: Annotated[str, typer.Option("--input", "-i", metavar="FILE", help="Text to translate, plain or gzip; - is stdin.")] = STDIO,
-    output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go; - is stdout.")] = STDIO,
+    output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go, packed if *.gz; - is stdout.")] = STDIO,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: text, hypotheses, scores, pieces.")] = False,
     quiet: QuietOption = False,
     beam_size: Annotated[
@@ -63,16 +63,20 @@ def translate(
     top_p: Annotated[float | None, typer.Option("--top-p", help="With --sample: draw from the best pieces of this total share.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="With --sample: seed of the random numbers. [default: 1]")] = None,
     engine: Annotated[
-        Literal["mtkit", "ct2"], typer.Option("--engine", help="What computes: mtkit itself, or CTranslate2 with what `mtkit export` wrote.")
+        Literal["mtkit", "slots", "ct2"],
+        typer.Option("--engine", help="What computes: mtkit; mtkit in steps of fixed size, for a GPU; CTranslate2 with what `mtkit export` wrote."),
     ] = "mtkit",
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8, for narrow models fp32; with --engine ct2 that of the export."),
     ] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads: batches at the same time. [default: one per core]")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads: batches at the same time. [default: one per core]")
+    ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine ct2 on a CPU 512.")
+        int | None,
+        typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine slots 32768, with ct2 on a CPU 512."),
     ] = None,
 ) -> None:
     """Translate text, one line at a time.
@@ -87,6 +91,9 @@ def translate(
 
     --engine ct2 takes an export (mtkit export --format ctranslate2) and gives the same lines, columns and scores. CTranslate2 ends a search earlier,
     so a few translations differ. --sample and ensembles do not go with it; --threads is the number of batches that it works on at the same time.
+
+    --engine slots searches in a fixed number of places, into which new lines move as others are done. On a GPU each step is recorded once as a CUDA
+    graph and then repeated. It finds the same translations, with one model and without --sample. It is made for many lines.
     """
     flags = {
         "--beam-size": ("beam_size", beam_size),
@@ -119,7 +126,15 @@ def translate(
     else:
         from mtkit.decoding.loading import load_translator
 
-        translator, tokenizer = load_translator(models, search=search, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens)
+        translator, tokenizer = load_translator(
+            models,
+            search=search,
+            device=device,
+            precision=precision,
+            threads=threads,
+            batch_tokens=batch_tokens,
+            in_slots=engine == "slots",
+        )
     console.say(translator.description, quiet=quiet)
     report = _Report(quiet=quiet)
     with (

@@ -233,13 +233,10 @@ def _encode_in_processes(blocks: Iterator[list[TextPair]], *, directory: Path, f
     A worker is sent a block only when it has nothing else to do, so that neither side ever waits for the other to empty a full pipe.
     """
     with contextlib.ExitStack() as stack:
-        workers = []
-        for _ in range(num_workers):
+        busy: deque[_Worker] = deque()
+        for block in itertools.islice(blocks, num_workers):
             worker = _Worker(directory, filters)
             stack.callback(worker.stop)
-            workers.append(worker)
-        busy: deque[_Worker] = deque()
-        for worker, block in zip(workers, blocks, strict=False):
             worker.send(block)
             busy.append(worker)
         waiting = next(blocks, None)

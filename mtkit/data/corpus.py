@@ -15,6 +15,9 @@ __all__ = ["Corpus", "ReadCounts", "Source", "SourceRecord", "TextPair", "check_
 Source = PairedFiles | TsvFile | RecordFile | HubDataset
 
 HUB_PREFIX = "hf:"
+_PARTNER_HINT = (
+    "Text files come in twos: source sentences, then their translations. A file with both in two columns, with a tab between, must be named *.tsv."
+)
 _TSV_SUFFIXES = (".tsv", ".tsv.gz")
 _RECORD_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 
@@ -107,7 +110,7 @@ def parse_corpus(
         elif word.endswith(_TSV_SUFFIXES) or (word == STDIO and (not words or _holds_both_sides(words[0]))):
             sources.append(TsvFile(path=word))
         elif not words:
-            raise UsageError(f"{word} has no partner", hint="Text files come in twos: source sentences, then their translations.")
+            raise UsageError(f"{word} has no partner", hint=_PARTNER_HINT)
         else:
             sources.append(_pair_files(word, words.popleft(), src_lang=src_lang, tgt_lang=tgt_lang))
     if not sources:
@@ -153,7 +156,7 @@ def _holds_both_sides(word: str) -> bool:
 
 def _pair_files(src: str, tgt: str, *, src_lang: str | None, tgt_lang: str | None) -> PairedFiles:
     if _holds_both_sides(tgt):
-        raise UsageError(f"{src} has no partner: {tgt}, which follows it, holds both sides", hint="Text files come in twos: source, then target.")
+        raise UsageError(f"{src} has no partner: {tgt}, which follows it, holds both sides", hint=_PARTNER_HINT)
     if src == tgt == STDIO:
         raise UsageError("stdin cannot be both sides of a corpus")
     if src_lang and tgt_lang and src_lang != tgt_lang and _suffix(src) == f".{tgt_lang}" and _suffix(tgt) == f".{src_lang}":

@@ -6,13 +6,14 @@ look at the text, the next ones at the tokens, and only pairs that have passed a
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.errors import ConfigError
+from mtkit.files import is_blank
 
 EMPTY = "empty"
 IDENTICAL = "identical"
@@ -21,6 +22,13 @@ TOO_LONG = "too_long"
 LENGTH_RATIO = "length_ratio"
 DUPLICATE = "duplicate"
 REASONS = (EMPTY, IDENTICAL, NONPRINTING, TOO_LONG, LENGTH_RATIO, DUPLICATE)
+_SETTINGS = {
+    IDENTICAL: "drop_identical",
+    NONPRINTING: "max_nonprinting_share",
+    TOO_LONG: "max_length",
+    LENGTH_RATIO: "max_length_ratio",
+    DUPLICATE: "drop_duplicates",
+}
 
 # Controls that are not white space, surrogates, private use, and the replacement character. Format characters (category Cf) are not among them:
 # ZWNJ, ZWJ and direction marks belong to the spelling of Persian, Indic and Hebrew text and of emoji. Nor are unassigned code points, whose set
@@ -68,12 +76,23 @@ class FilterConfig:
         return tuple(reason for reason in REASONS if is_on[reason])
 
 
+def describe_drops(dropped: Mapping[str, int]) -> tuple[str, str]:
+    """Why no pair was left, and what to do about it.
+
+    Args:
+        dropped: Reason -> number of pairs dropped for it; at least one of them is above 0.
+    """
+    counts = ", ".join(f"{reason} {number}" for reason, number in dropped.items() if number)
+    setting = _SETTINGS.get(max(dropped, key=dropped.__getitem__))
+    hint = "Look at the text" + (f"; what dropped most is the setting filters.{setting}." if setting else ": is one of its sides blank?")
+    return counts, hint
+
+
 def text_reason(src: str, tgt: str, config: FilterConfig) -> str | None:
     """Why the text of a pair is unfit, or None."""
-    src_text, tgt_text = src.strip(), tgt.strip()
-    if not src_text or not tgt_text:
+    if is_blank(src) or is_blank(tgt):
         return EMPTY
-    if config.drop_identical and src_text == tgt_text:
+    if config.drop_identical and src.strip() == tgt.strip():
         return IDENTICAL
     limit = config.max_nonprinting_share
     if limit is not None and (nonprinting_share(src) > limit or nonprinting_share(tgt) > limit):

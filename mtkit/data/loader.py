@@ -213,15 +213,18 @@ class Prefetcher(Iterator[T]):
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the thread; items already computed are dropped, and there are no more.
 
-        A thread that does not end within `CLOSE_TIMEOUT_S` is left behind: it waits for input which may never come.
+        A thread that does not end in time is left behind: it waits for input which may never come.
+
+        Args:
+            timeout_s: Seconds it has.
         """
         if self._closed.is_set():
             return
         self._closed.set()
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while self._thread.is_alive() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
                 while True:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mtkit import __version__
-from mtkit.artefacts import atomic_directory, verify_directory
+from mtkit.artefacts import MANIFEST_NAME, atomic_directory, is_free, verify_directory
 from mtkit.config import differences, from_dict, to_dict
 from mtkit.data.blocks import EncodedBlock, encode_blocks, split_blocks
 from mtkit.data.corpus import Corpus, ReadCounts, SourceRecord, TextPair, check_directions
-from mtkit.data.filters import DUPLICATE, FilterConfig, SeenHashes
+from mtkit.data.filters import DUPLICATE, FilterConfig, SeenHashes, describe_drops
 from mtkit.data.partial import PartialShards, partial_shards
 from mtkit.data.shards import (
     HELD_OUT_DIRECTORY,
@@ -142,7 +142,7 @@ def preprocess(
             raise UsageError(f"{name!r} cannot be the name of a set", hint="Use letters, digits, dots, dashes and underscores.")
     check_directions({"the training corpus": train, **held_out})
     job = _describe_job(train, held_out=held_out, tokenizer=tokenizer, config=config)
-    if os.path.lexists(output):
+    if not is_free(output):
         return _existing_report(output, job=job, filters=config.filters)
     counts = ReadCounts()
     held_out_pairs = {name: _read_held_out(corpus, name=name, counts=counts) for name, corpus in held_out.items()}
@@ -209,6 +209,8 @@ def _hash(value: Any) -> str:
 
 def _existing_report(output: Path, *, job: _Job, filters: FilterConfig) -> PreprocessReport:
     """The report of an output that is there already, if it is what the job would make."""
+    if not (output / MANIFEST_NAME).is_file():
+        raise MTKitError(f"{output}: exists already and is no shard set", hint="Choose another output, or remove it first.")
     manifest = verify_directory(output, kind=KIND)
     if job.key is None or manifest.inputs.get("key") != job.key:
         changes = differences(manifest.config, job.config)
@@ -328,11 +330,8 @@ def _report(partial: PartialShards, *, config: PreprocessConfig, counts: ReadCou
 def _nothing_left(report: PreprocessReport, train: Corpus) -> DataError:
     if not report.num_read:
         return DataError(f"{train.name}: is empty")
-    reasons = ", ".join(f"{reason} {number}" for reason, number in report.dropped.items() if number)
-    return DataError(
-        f"{train.name}: none of {report.num_read} pairs is left after filtering ({reasons})",
-        hint="Look at the files, or set the filter that dropped most, for example: --set filters.max_length=none",
-    )
+    counts, hint = describe_drops(report.dropped)
+    return DataError(f"{train.name}: none of {report.num_read} pairs is left after filtering ({counts})", hint=hint)
 
 
 def _publish(

@@ -4,6 +4,8 @@ import hashlib
 import random
 from collections.abc import Iterator
 
+from mtkit.files import is_blank
+
 MAX_SENTENCE_CHARS = 4096
 """A longer line is cut into sentences of at most so many characters, at a space where there is one."""
 
@@ -33,7 +35,7 @@ class SentenceSample:
 
     def add(self, line: str) -> None:
         """Offer a line; a blank one is ignored."""
-        if not line or line.isspace():
+        if is_blank(line):
             return
         self.num_lines += 1
         if len(line) <= MAX_SENTENCE_CHARS:

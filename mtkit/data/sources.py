@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.errors import DataError
-from mtkit.files import READ_ERRORS, STDIO, LineReader, open_bytes, open_lines
+from mtkit.files import READ_ERRORS, STDIO, LineReader, open_bytes, open_lines, require_text
 
 TextPair = tuple[str, str]
 """A source sentence and its translation, both without a line break."""
 
 _CHUNK_BYTES = 1 << 20
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_UTF16_BYTES = 16
 _MARKUP_BYTES = 200
 _MARKUP = re.compile(r"\s*<(?:\?xml|!doctype|refset|srcset|tstset|mteval|dataset)\b", re.IGNORECASE)
 
@@ -190,9 +188,11 @@ class TsvFile:
                 for line in lines:
                     src, tab, tgt = line.partition("\t")
                     if "\t" in tgt or (line and not tab):
+                        num_tabs = line.count("\t")
+                        what = f"has {num_tabs + 1} columns" if num_tabs else "has no tab"
                         raise DataError(
-                            f"{self.name}:{lines.num_lines}: has {line.count(chr(9)) + 1} columns, but must have 2: source and target",
-                            hint="Choose two columns, for example: cut -f1,2 all.tsv > pairs.tsv",
+                            f"{self.name}:{lines.num_lines}: {what}, but must be a source and a target with a tab between",
+                            hint="Choose two columns, for example: cut -f1,2 all.tsv > pairs.tsv" if num_tabs else None,
                         )
                     yield src, tgt
                     skip.lines(lines)
@@ -241,9 +241,8 @@ def check_start_of(*paths: str) -> None:
 
 
 def _require_plain_text(path: str, chunk: bytes) -> None:
-    """Refuse a file that begins like text in another encoding or like markup."""
-    if chunk[:2] in _UTF16_MARKS and len(chunk) >= _UTF16_BYTES and chunk.count(0) >= len(chunk) // 4:
-        raise DataError(f"{path}: is UTF-16, but text must be UTF-8", hint=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.txt")
+    """Refuse a file that begins like something packed, like text in another encoding or like markup."""
+    require_text(path, chunk)
     if is_markup(chunk[:_MARKUP_BYTES].decode("utf-8-sig", "replace")) and b"<seg" in chunk:
         hint = "Extract one sentence per line; for a public test set: sacrebleu -t wmt14/full -l en-de --echo src > test.en"
         raise DataError(f"{path}: is SGML or XML, not plain text", hint=hint)

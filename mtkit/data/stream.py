@@ -19,7 +19,7 @@ from mtkit.config import to_dict
 from mtkit.data import order
 from mtkit.data.blocks import BlockEncoder, EncodedBlock, split_blocks
 from mtkit.data.corpus import Corpus, TextPair
-from mtkit.data.filters import DUPLICATE, FilterConfig, SeenHashes
+from mtkit.data.filters import DUPLICATE, FilterConfig, SeenHashes, describe_drops
 from mtkit.data.pools import Pool
 from mtkit.data.sources import Skip
 from mtkit.data.tokenizer import Tokenizer
@@ -158,11 +158,8 @@ class StreamPools:
             )
         if not num_read:
             return DataError(f"{name}: is empty")
-        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-        return DataError(
-            f"{name}: none of {num_read} pairs is left after filtering ({reasons})",
-            hint="Look at the text, or set the filter that dropped most, for example: --set preprocess.filters.max_length=none",
-        )
+        counts, hint = describe_drops(dropped)
+        return DataError(f"{name}: none of {num_read} pairs is left after filtering ({counts})", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

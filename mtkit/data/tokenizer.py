@@ -19,7 +19,7 @@ from mtkit.config import from_dict, to_dict
 from mtkit.data.model_file import MAX_VOCAB_SIZE, check_model, read_model
 from mtkit.data.sample import MAX_SENTENCE_CHARS, SentenceSample
 from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError
-from mtkit.files import one_line, read_json, write_json
+from mtkit.files import is_blank, one_line, read_json, write_json
 
 Side = Literal["src", "tgt"]
 SIDES: tuple[Side, Side] = ("src", "tgt")
@@ -161,14 +161,14 @@ class Tokenizer:
             num_threads: Threads of sentencepiece; worth it for thousands of lines on idle cores.
 
         Returns:
-            The ids of each line, without BOS and EOS. A line of nothing but white space has none.
+            The ids of each line, without BOS and EOS. A line that shows nothing (`files.is_blank`) has none.
         """
         processor = self._processors[side]
         try:
             rows: list[list[int]] = processor.encode(list(lines), num_threads=num_threads)
         except TypeError:  # what sentencepiece makes of a lone surrogate
             rows = processor.encode([_without_surrogates(line) for line in lines], num_threads=num_threads)
-        return [[] if line.isspace() else row for line, row in zip(lines, rows, strict=True)]
+        return [[] if is_blank(line) else row for line, row in zip(lines, rows, strict=True)]
 
     def decode(self, ids: Sequence[Sequence[int]], side: Side) -> list[str]:
         """Turn ids back into text.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mtkit.errors import DataError
+from mtkit.files import is_blank
 
 _SAMPLE_LINES = 2000
 """Words and scripts are compared on about this many lines, spread over the text."""
@@ -29,12 +30,17 @@ _SUBWORD_SHARE = 0.05
 _ENTITY_SHARE = 0.05
 _TOKENIZED_SHARE = 0.5
 _SEG_SHARE = 0.1
+_RECORD_SHARE = 0.5
+_LOWERCASED_SHARE = 0.1
+"""Lines with a capital in a lower-cased text: `tr A-Z a-z` leaves those in Ä and É."""
 
 _SUBWORD = re.compile(r"\S@@(?: |$)|▁|￭|<0x[0-9A-F]{2}>")
 _CONTROL = re.compile(r"<(?:unk|pad|s|/s)>")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+|#x[0-9a-fA-F]+);")
 _SGML_ROOT = re.compile(r"<(?:refset|srcset|tstset|mteval|dataset)\b", re.IGNORECASE)
 _SEG = re.compile(r"<seg\b", re.IGNORECASE)
+_RECORD = re.compile(r"\d+\t\d+\t[-\d.]*\t|\d+ \|\|\| |[STHDP]-\d+\t|\{\"")
+"""How the lines of n-best lists (of mtkit, Moses and Marian, fairseq) and of JSON begin."""
 _SPACED_PUNCTUATION = re.compile(r"\w [.,。，、।؟،](?= |$)|\S @-@ \S")
 _ATTACHED_PUNCTUATION = re.compile(r"\w[.,。，、।؟،](?= |$)")
 
@@ -70,8 +76,8 @@ def check_line_counts(texts: Sequence[NamedLines]) -> None:
         if not text.lines:
             raise DataError(f"{text.name}: is empty", hint="It needs one line per sentence.")
         if len(text.lines) != len(first.lines):
-            for markup in filter(None, map(find_markup, (first, text))):  # says more than the counts do
-                raise DataError(markup.message, hint=markup.hint)
+            for found in filter(None, (find(side) for side in (first, text) for find in (find_markup, find_records))):  # says more than the counts do
+                raise DataError(found.message, hint=found.hint)
             raise DataError(
                 f"{text.name} has {len(text.lines)} lines, {first.name} has {len(first.lines)}",
                 hint="Line n of every file must belong to the same sentence; a line ends at LF only.",
@@ -85,6 +91,18 @@ def find_markup(text: NamedLines) -> Finding | None:
         return None
     hint = "Extract one sentence per line, or name the test set: --test-set wmt14/full -l en-de."
     return Finding(message=f"{text.name}: is SGML or XML, not plain text", hint=hint, is_certain=True)
+
+
+def find_records(text: NamedLines) -> Finding | None:
+    """Look whether the lines of a text are records that hold sentences among other things: an n-best list, or JSON."""
+    num_records = sum(bool(_RECORD.match(line)) for line in text.lines)
+    if not num_records >= _RECORD_SHARE * len(text.lines) > 0:
+        return None
+    return Finding(
+        message=f"{text.name}: {num_records} of {len(text.lines)} lines are entries of an n-best list or JSON, not plain text",
+        hint="Score the best translations alone, one per line: translate without --n-best and --json.",
+        is_certain=True,
+    )
 
 
 def find_mistakes(
@@ -138,11 +156,11 @@ class _Profile:
         self.name = text.name
         self.lines = lines
         self.num_lines = len(lines)
-        self.num_blank = sum(not line.strip() for line in lines)
+        self.num_blank = sum(map(is_blank, lines))
         self.num_subword = _count(_SUBWORD, lines)
         self.num_control = _count(_CONTROL, lines)
         self.num_entities = _count(_ENTITY, lines)
-        self.markup = find_markup(text)
+        self.formats = list(filter(None, (find_markup(text), find_records(text))))
         self.num_spaced = _count(_SPACED_PUNCTUATION, lines)
         self.num_attached = sum(bool(_ATTACHED_PUNCTUATION.search(line)) and not _SPACED_PUNCTUATION.search(line) for line in lines)
         self.num_cased = sum(line.lower() != line.upper() for line in lines)
@@ -156,7 +174,7 @@ class _Profile:
 
     @property
     def is_lowercased(self) -> bool:
-        return self.num_cased > 0 and self.num_with_upper <= 0.01 * self.num_cased
+        return self.num_cased > 0 and self.num_with_upper <= _LOWERCASED_SHARE * self.num_cased
 
     def bags(self, *, shift: int = 0) -> Iterator[Counter[str]]:
         """The words of the sampled lines; the characters where a script has no spaces. `shift` takes the lines that many further on."""
@@ -175,8 +193,7 @@ def _check_one(text: _Profile) -> list[Finding]:
         add("all lines are blank", "Give the file that holds the text.", is_certain=True)
     elif text.num_blank:
         add(f"{text.num_blank} of {text.num_lines} lines are blank", "Each counts as an empty sentence.", is_certain=False)
-    if text.markup:
-        findings.append(text.markup)
+    findings += text.formats
     if text.num_subword:
         add(
             f"{text.num_subword} of {text.num_lines} lines hold subword marks (@@, ▁, ￭ or <0x..>)",

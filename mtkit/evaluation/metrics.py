@@ -27,6 +27,9 @@ DEFAULT_METRICS: tuple[MetricName, ...] = ("bleu", "chrf")
 DEFAULT_SEED = 12345
 """sacreBLEU's own, so that its command line gives the same intervals."""
 
+MIN_BOOTSTRAP = 40
+"""Fewer resamples have no outer 2.5 % to be cut off at either end, and so no 95 % interval."""
+
 DISPLAY_NAMES: Mapping[MetricName, str] = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER"}
 """chrF is chrF2 in sacreBLEU's output: recall counts twice as much as precision (beta = 2)."""
 
@@ -103,7 +106,7 @@ def corpus_scores(
         tokenize: BLEU's tokenizer, one of `BLEU_TOKENIZERS`; None for the one that fits `target_lang`.
         lowercase: Ignore case in BLEU and chrF. TER always does, as sacreBLEU's default.
         target_lang: Language code of the texts, such as `de` or `zh-CN`, or None if unknown.
-        num_bootstrap: Resamples for the interval, or 0 for none.
+        num_bootstrap: Resamples for the interval, at least `MIN_BOOTSTRAP`, or 0 for none.
         seed: Of the resampling.
         signature_items: Further entries of the signature, such as `{"test": "wmt14/full", "lang": "en-de"}`.
 
@@ -159,8 +162,8 @@ def system_scores(
     Raises:
         TypeError, ValueError, DataError, UsageError, MTKitError: As `corpus_scores`.
     """
-    if num_bootstrap < 0:
-        raise UsageError(f"the number of bootstrap resamples must be at least 0, but is {num_bootstrap}")
+    if num_bootstrap < 0 or 0 < num_bootstrap < MIN_BOOTSTRAP:
+        raise UsageError(f"the number of bootstrap resamples must be 0 or at least {MIN_BOOTSTRAP}, but is {num_bootstrap}")
     for hyps in systems:
         check_shapes(hyps, refs)
     table: list[list[Score]] = [[] for _ in systems]
@@ -252,6 +255,19 @@ def tokenizer_for(target_lang: str | None) -> str:
     if target_lang is None:
         return "13a"
     return _TOKENIZER_BY_LANG.get(_base_lang(target_lang), "13a")
+
+
+def target_language(lang_pair: str) -> str:
+    """The target of a language pair: `de` of `en-de`, `zh-CN` of `en-zh-CN`. A region or script, with a capital, belongs to the language before it.
+
+    Raises:
+        UsageError: It is not of the form SRC-TGT.
+    """
+    parts = lang_pair.split("-")
+    start = next((place for place in reversed(range(len(parts))) if parts[place][:1].islower()), 0)
+    if start == 0 or not all(parts):
+        raise UsageError(f"the language pair {lang_pair!r} must be of the form SRC-TGT", hint="For example: -l en-de.")
+    return "-".join(parts[start:])
 
 
 def check_shapes(hyps: Sequence[str], refs: Sequence[Sequence[str]]) -> None:

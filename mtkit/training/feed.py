@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtkit.data.batching import Budget, PoolPlan, plan_pool
-from mtkit.data.loader import Prefetcher
+from mtkit.data.loader import CLOSE_TIMEOUT_S, Prefetcher
 from mtkit.data.pools import Pool, PoolSource
 from mtkit.distributed import World
 from mtkit.training.step import UpdateBatch, update_batches
+
+PIPE_TIMEOUT_S = 0.2
+"""Seconds that a thread which reads a pipe has to end: it probably waits for more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,19 +84,20 @@ class Feed:
         self._seed = seed
         self._world = world
 
-    def plan(self, epoch: int, pool: int) -> PlannedPool:
+    def plan(self, epoch: int, pool: int, *, budget: Budget | None = None) -> PlannedPool:
         """Read a pool and plan its batches.
 
         Args:
             epoch: From 0.
             pool: Its number in the epoch, from 0.
+            budget: Size of a micro-batch, if it is another one for this pool.
 
         Raises:
             ArtefactError: The data is damaged.
             DataError: No pair fits into the budget.
         """
         pairs = self.source.read(epoch, pool)
-        plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=self.budget, seed=self._seed, epoch=epoch, pool=pool)
+        plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=budget or self.budget, seed=self._seed, epoch=epoch, pool=pool)
         return PlannedPool(pool=pairs, plan=plan, digest=pairs.digest())
 
     def updates_per_epoch(self, planned: PlannedPool) -> int | None:
@@ -130,7 +134,7 @@ class Feed:
                     yield batches
                 finally:
                     self.source.close()
-                    pools.close()
+                    pools.close(timeout_s=CLOSE_TIMEOUT_S if self.source.num_epochs is None else PIPE_TIMEOUT_S)
 
     def _pools_from(self, planned: PlannedPool) -> Iterator[PlannedPool]:
         num_epochs = self.source.num_epochs

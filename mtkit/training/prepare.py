@@ -289,7 +289,7 @@ def _fingerprint(path: Path) -> str | None:
 def _is_to_be_made_anew(directory: Path, source: dict[str, Any]) -> bool:
     """Whether what is there was made from something else; drops what an unfinished attempt left, and refuses to change finished data."""
     old = read_json(directory / SOURCE_NAME)
-    changes = codec.differences(_named_by_content(old), _named_by_content(source))
+    changes = _changes(old, source)
     if not changes:
         return False
     if (directory / "shards" / MANIFEST_NAME).is_file():
@@ -302,10 +302,16 @@ def _is_to_be_made_anew(directory: Path, source: dict[str, Any]) -> bool:
     return True
 
 
-def _named_by_content(source: dict[str, Any]) -> dict[str, Any]:
-    """The same description with each file's name replaced by its fingerprint, so that a moved file is not a change."""
-    files = source.get("files", {})
-    return {
-        **{key: value for key, value in source.items() if key != "files"},
-        **{side: [files.get(spec) or spec for spec in source.get(side, [])] for side in ("train", "dev")},
-    }
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What differs between two descriptions, one line each. Files are compared by their content, so that a moved one is not a change."""
+    sides = ("train", "dev")
+    plain_old, plain_new = ({key: value for key, value in source.items() if key not in ("files", *sides)} for source in (old, new))
+    changes = codec.differences(plain_old, plain_new)
+    for side in sides:
+        old_specs, new_specs = old.get(side, []), new.get(side, [])
+        contents = [[source.get("files", {}).get(spec) or spec for spec in source.get(side, [])] for source in (old, new)]
+        if len(old_specs) != len(new_specs):
+            changes.append(f"{side}: {' '.join(old_specs)} -> {' '.join(new_specs)}")
+        else:
+            changes += [f"{side}: {spec} holds other text" for spec, before, after in zip(new_specs, *contents, strict=True) if before != after]
+    return changes

@@ -4,7 +4,8 @@ Every record has `kind` and `step`. The kinds:
 
     start   a session of the run began: world size, device, precision, parameters, pairs, padding share
     train   progress since the last such record: epoch, loss (smoothed, per target token), ppl (of the plain one), lr, gradient_norm,
-            tgt_tokens_per_s (real target tokens), data_wait_share, tgt_tokens, skipped, elapsed_s
+            tgt_tokens_per_s (real target tokens), data_wait_share, tgt_tokens, skipped, elapsed_s, and how much of it went
+            into checkpoints: saving_s
     valid   results on the dev set: loss, ppl, and bleu, chrf where it was translated; is_best
     end     why the run ended
     unvalidated     a validation failed, and the run went on: reason, traceback

@@ -22,7 +22,7 @@ from mtkit import config as codec
 from mtkit.checkpoint.layout import CHECKPOINTS_NAME, FINAL_MODEL_NAME
 from mtkit.checkpoint.manager import clean_up
 from mtkit.errors import ConfigError, MTKitError, UsageError
-from mtkit.files import make_directory, read_json, write_json
+from mtkit.files import explain_write_errors, make_directory, read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes
 
 _UNFINISHED = re.compile(r"\.(config\.json|metrics\.jsonl|diverged\.json|model)\.tmp-\d+-[0-9a-f]{8}")
@@ -54,10 +54,12 @@ class RunDirectory:
         """Hold the run for this process, and clean up after one that was killed; the kernel lets go of the lock even then.
 
         Raises:
-            MTKitError: Another process trains here; the message names it.
+            MTKitError: Another process trains here; the message names it. Or the place cannot be written.
         """
-        make_directory(self.path)
-        with open(self.path / "run.lock", "a+b") as stream:
+        with contextlib.ExitStack() as stack:
+            with explain_write_errors(self.path):
+                make_directory(self.path)
+                stream = stack.enter_context(open(self.path / "run.lock", "a+b"))
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -41,7 +41,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the block, which holds no state to be saved, instead of waiting for an update.
+        """Let a signal end the block, in which nothing comes about that would have to be saved, instead of waiting for an update.
 
         Raises:
             StoppedError: A signal came.

@@ -36,11 +36,14 @@ class TrainState:
         epoch: Number of the current epoch, from 0.
         pool: Number of the current pool in the epoch, from 0.
         position: Updates of this pool consumed, applied or skipped.
+        micro_per_update: Micro-batches of an update in the pool of the last one; follows from the number of processes that began the pool. None
+            before the first.
         pool_digest: Of the pool of the last update (`Pool.digest`), to know it again; None before the first.
         num_tgt_tokens: Target tokens consumed, EOS included.
         num_skipped: Updates skipped for a non-finite gradient.
         num_skipped_in_row: Of these, how many came last without one applied.
         elapsed_s: Seconds spent training, over all sessions of the run.
+        saving_s: Of these, seconds spent on checkpoints.
         best_value: The best value of the early-stopping metric so far.
         best_step: Its step.
         num_bad_validations: Validations since then without an improvement.
@@ -54,11 +57,13 @@ class TrainState:
     epoch: int = 0
     pool: int = 0
     position: int = 0
+    micro_per_update: int | None = None
     pool_digest: str | None = None
     num_tgt_tokens: int = 0
     num_skipped: int = 0
     num_skipped_in_row: int = 0
     elapsed_s: float = 0.0
+    saving_s: float = 0.0
     best_value: float | None = None
     best_step: int | None = None
     num_bad_validations: int = 0
@@ -102,7 +107,8 @@ class TrainState:
         try:
             if value["format"] != FORMAT:
                 raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
-            value = {"pool_digest": None, "is_validation_due": False, **value}  # younger than the format
+            younger = {"micro_per_update": None, "pool_digest": None, "saving_s": 0.0, "is_validation_due": False}  # than the format
+            value = {**younger, **value}
             names = [entry.name for entry in dataclasses.fields(cls)]
             return cls(**{**{name: value[name] for name in names}, "scores": value["last_scores"]})
         except (KeyError, TypeError) as error:

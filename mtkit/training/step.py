@@ -82,9 +82,9 @@ def _mix(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch is about memory, that of a GPU or that of the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error is about memory, that of a GPU or that of the machine."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _out_of_memory(is_here: bool) -> torch.OutOfMemoryError:
@@ -262,10 +262,11 @@ class Updater:
 
     def _accumulate_if_it_fits(self, batch: UpdateBatch, *, point: str) -> tuple[Tensor, Tensor] | None:
         """`accumulate`, or None where the memory did not suffice; then nothing is left of it."""
+        self._may_have_exchanged = False
         try:
             faults.reach(point)
             return self.accumulate(batch)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self._may_have_exchanged:
                 raise
         self._start_over()  # not in the block above, where the error still holds on to what it could not fit
@@ -294,7 +295,6 @@ class Updater:
         Returns:
             This process's loss and negative log-likelihood, as sums.
         """
-        self._may_have_exchanged = False
         loss_sum = torch.zeros((), device=self._device)
         nll_sum = torch.zeros((), device=self._device)
         last = len(batch.micro_batches) - 1

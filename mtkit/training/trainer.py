@@ -3,6 +3,7 @@
 A run is a generator of records (see `progress.py`): it writes its files itself, and whoever consumes it shows the records to a person.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import torch
 
 from mtkit import faults
 from mtkit.checkpoint.manager import StoredCheckpoint
-from mtkit.data.batching import derive_budget
+from mtkit.data.batching import Budget, derive_budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
-from mtkit.distributed import World
+from mtkit.distributed import World, all_reduce_sums
 from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError
 from mtkit.files import write_json
 from mtkit.model.device import Precision
@@ -82,7 +83,7 @@ class Trainer:
         faults.reach("init")
         torch.manual_seed(config.seed)
         model = Transformer(config.model, src_vocab_size=data.tokenizer.src_vocab_size, tgt_vocab_size=data.tokenizer.tgt_vocab_size)
-        is_packed = can_pack(config.model, place.device, place.precision)
+        self._is_packed = can_pack(config.model, place.device, place.precision)
         self.updater = Updater(
             model.to(place.device),
             config.optim,
@@ -90,16 +91,10 @@ class Trainer:
             device=place.device,
             world=place.world,
             ema_decay=config.training.ema_decay,
-            is_packed=is_packed,
+            is_packed=self._is_packed,
             compile_model=config.training.compile_layers,
         )
-        budget = derive_budget(
-            batch_tokens=config.batch.batch_tokens,
-            max_tokens=config.batch.max_tokens,
-            world_size=place.world.size,
-            packed_for=data.source.read(0, 0).lengths if is_packed else None,
-        )
-        self.feed = Feed(data.source, budget=budget, seed=config.seed, world=place.world)
+        self.feed = Feed(data.source, budget=self._budget(place.world.size), seed=config.seed, world=place.world)
         self._run = run
         self._stop = stop
         self._clock = clock
@@ -113,6 +108,12 @@ class Trainer:
         self._saved_step: int | None = None
         self._num_failed_saves = 0
         self._elapsed_at_start = 0.0
+
+    def _budget(self, num_divisor: int) -> Budget:
+        """The size of a micro-batch where their number in an update is to be a multiple of this."""
+        batch = self.config.batch
+        lengths = self.data.source.read(0, 0).lengths if self._is_packed else None
+        return derive_budget(batch_tokens=batch.batch_tokens, max_tokens=batch.max_tokens, world_size=num_divisor, packed_for=lengths)
 
     def largest_batch(self) -> tuple[Batch | PackedBatch, PlannedPool]:
         """The largest micro-batch of the first pool, and the pool."""
@@ -155,7 +156,8 @@ class Trainer:
         self._elapsed_at_start = self.state.elapsed_s
         self._last_time = self._start_time = self._clock()
         if reason is None:
-            planned = self._plan_first()
+            with self._stop.at_once():
+                planned = self._plan_first()
             yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
             self._try_largest(planned)
             self._last_time = self._clock()
@@ -168,9 +170,11 @@ class Trainer:
         yield from self._finish()
 
     def _plan_first(self) -> PlannedPool:
-        """The pool to go on with; it has to be that which the run left."""
+        """The pool to go on with; it has to be that which the run left, in the same batches, however many processes share them now."""
         state = self.state
-        planned = self.feed.plan(state.epoch, state.pool)
+        begun_with = state.micro_per_update if state.position > 0 else None
+        is_other = begun_with not in (None, self.feed.budget.micro_per_update)
+        planned = self.feed.plan(state.epoch, state.pool, budget=self._budget(begun_with or 1) if is_other else None)
         if state.position > 0 and state.pool_digest not in (None, planned.digest):
             raise ArtefactError(
                 f"{self._run.path}: stopped in the middle of pool {state.pool} of epoch {state.epoch}, which now holds other pairs",
@@ -207,7 +211,12 @@ class Trainer:
     def _advance(self, batches: Iterator[PlacedBatch]) -> Iterator[Record]:
         """One update and what is due after it."""
         asked = self._clock()
-        placed = next(batches)
+        try:
+            with self._stop.at_once() if self.place.world.size == 1 else contextlib.nullcontext():  # several stop at the same update, together
+                placed = next(batches)
+        except StoppedError:
+            self._stopping = True
+            return
         result = self._update(placed, waited=self._clock() - asked)
         if result.is_split:
             yield {"kind": "split", "step": self.state.step, "shapes": placed.tgt_shapes()}
@@ -228,7 +237,7 @@ class Trainer:
         extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
         try:
             result = self.updater.run(placed.batch, lr=lr, extra=extra)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory(f"update {state.step + 1}") from error
@@ -242,6 +251,7 @@ class Trainer:
             self._last_save_s = state.elapsed_s
         state.epoch, state.pool, state.position = placed.following
         state.pool_digest = placed.planned.digest
+        state.micro_per_update = placed.planned.plan.micro_per_update
         state.num_tgt_tokens += placed.batch.num_tgt_tokens
         now = self._clock()
         if result.is_applied:
@@ -268,7 +278,7 @@ class Trainer:
         batch = load_batch(planned.pool, largest)
         try:
             self.updater.try_out(batch)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise self._out_of_memory("the largest batch") from error
@@ -356,24 +366,34 @@ class Trainer:
         self._last_save_s = None
         if self._saved_step == self.state.step:
             return
-        if self.place.world.is_main:
-            try:
-                self._metrics.sync()
-                self.store.save(self.state, self.updater, world_size=self.place.world.size)
-            except (MTKitError, OSError) as error:
-                self._num_failed_saves += 1
-                if is_last or self._num_failed_saves == MAX_FAILED_SAVES:
-                    raise ResourceError(
-                        f"the state at step {self.state.step} could not be saved"
-                        + (f", {self._num_failed_saves} times in a row" if self._num_failed_saves > 1 else "")
-                        + f": {error}",
-                        hint="The checkpoints that are there are intact. Put it right and run the same command again to go on from the last of them.",
-                    ) from error
-                yield {"kind": "unsaved", "step": self.state.step, "reason": str(error).partition("\n")[0]}
-                return
+        begin = self._clock()
+        error = self._write_checkpoint() if self.place.world.is_main else None
+        self.state.saving_s += self._clock() - begin
+        if is_last:  # nobody leaves before it is written: the end of one process is taken as a reason to end the others
+            all_reduce_sums([0.0], self.place.world, self.place.device)
+        if error is not None:
+            self._num_failed_saves += 1
+            if is_last or self._num_failed_saves == MAX_FAILED_SAVES:
+                raise ResourceError(
+                    f"the state at step {self.state.step} could not be saved"
+                    + (f", {self._num_failed_saves} times in a row" if self._num_failed_saves > 1 else "")
+                    + f": {error}",
+                    hint="The checkpoints that are there are intact. Put it right and run the same command again to go on from the last of them.",
+                ) from error
+            yield {"kind": "unsaved", "step": self.state.step, "reason": str(error).partition("\n")[0]}
+            return
         self._num_failed_saves = 0
         self._saved_step = self.state.step
         yield {"kind": "checkpoint", "step": self.state.step}
+
+    def _write_checkpoint(self) -> Exception | None:
+        """What went wrong with it, or None."""
+        try:
+            self._metrics.sync()
+            self.store.save(self.state, self.updater, world_size=self.place.world.size)
+        except (MTKitError, OSError) as error:
+            return error
+        return None
 
     def _elapsed(self) -> float:
         return self._elapsed_at_start + self._clock() - self._start_time
@@ -398,6 +418,7 @@ class Trainer:
                 "tgt_tokens": state.num_tgt_tokens,
                 "skipped": state.num_skipped,
                 "elapsed_s": round(self._elapsed(), 1),
+                "saving_s": round(state.saving_s, 1),
             }
         )
 

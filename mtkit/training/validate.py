@@ -15,6 +15,7 @@ from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
 from mtkit.evaluation.metrics import corpus_scores
+from mtkit.files import is_blank
 from mtkit.model.transformer import Transformer
 from mtkit.training.objective import Objective
 from mtkit.training.progress import perplexity
@@ -51,7 +52,7 @@ class DevSet:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> Self:
         """The dev set of some pairs of lines."""
-        kept = [(src, tgt) for src, tgt in pairs if src.strip() and tgt.strip()]
+        kept = [(src, tgt) for src, tgt in pairs if not is_blank(src) and not is_blank(tgt)]
         return cls(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
 
     def share(self, world: World) -> "DevSet":

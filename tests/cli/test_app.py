@@ -40,7 +40,9 @@ def stop(interrupted: str) -> None:
 
 @app.command("break")
 def break_(kind: str) -> None:
-    raise {"bug": ZeroDivisionError("our fault"), "memory": MemoryError(), "pipe": BrokenPipeError(32, "Broken pipe"), "eof": EOFError(),
+    raise {"bug": ZeroDivisionError("our fault"), "memory": MemoryError(),
+           "torch": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+           "pipe": BrokenPipeError(32, "Broken pipe"), "eof": EOFError(),
            "space": OSError(28, "No space left on device")}[kind]
 
 @app.command("wait")
@@ -64,6 +66,13 @@ def copy() -> None:
     with open_lines("-") as lines, open_output("-") as output:
         for line in lines:
             output.write(line)
+
+@app.command("chat")
+def chat() -> None:
+    for _ in range(1000):
+        console.say("line")
+        console.warn("line")
+    console.print_json({"a": 1})
 
 @app.command("report")
 def report() -> None:
@@ -293,8 +302,9 @@ def test_an_unexpected_exception_keeps_its_traceback(failing: str, kind: str, la
     assert result.returncode == 1
 
 
-def test_out_of_memory(failing: str) -> None:
-    result = run_failing(failing, "break", "memory")
+@pytest.mark.parametrize("kind", ["memory", "torch"])
+def test_out_of_memory(failing: str, kind: str) -> None:
+    result = run_failing(failing, "break", kind)
 
     assert (result.stderr, result.returncode) == ("error: out of memory\n", 5)
 
@@ -376,6 +386,14 @@ def test_stdout_that_is_full(failing: str) -> None:
         assert result.stderr.startswith("error: stdout: cannot be written: No space left on device\n")
         assert "Traceback" not in result.stderr
         assert result.returncode == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_messages_that_cannot_be_written_do_not_end_the_work(failing: str) -> None:
+    result = shell(failing, "chat 2> /dev/full")
+    assert (result.returncode, result.stdout) == (0, '{\n  "a": 1\n}\n')
+    assert shell(failing, "fail DataError 2> /dev/full").returncode == 3
+    assert shell(failing, "chat 2< /dev/null").returncode == 0  # open, but for reading
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["no-such-command"], 2), (["inspect", "nothing-here"], 4)])

@@ -59,7 +59,8 @@ def test_named_ones_and_a_model_that_translates(toy_run: Path, toy_text: Path, t
         (["RUN", "--best", "1", "--metric", "ter"], 2, "--metric must be bleu, chrf or loss, but is ter"),
         (["RUN", "--last", "1", "--best", "1"], 2, "--last and --best exclude each other"),
         (["RUN", "RUN", "--last", "1"], 2, "--last and --best take one run directory, but 2 paths were given"),
-        (["RUN/nowhere", "--last", "1"], 2, "1 checkpoints were asked for, but there are 0"),
+        (["RUN/nowhere", "--last", "1"], 4, "nowhere: does not exist\nGive the directory of a run"),
+        (["RUN/checkpoints", "--best", "1"], 4, "checkpoints: is no run: it has no checkpoints"),
         (["RUN/nowhere"], 4, "nowhere"),
         (["RUN/data/shards"], 4, "shards"),
         (["RUN", "--last", "0"], 2, "Invalid value for '--last'"),
@@ -83,4 +84,5 @@ def test_a_damaged_checkpoint_is_not_averaged(toy_run: Path, tmp_path: Path) -> 
 def test_a_model_that_is_there_is_not_overwritten(toy_run: Path, tmp_path: Path) -> None:
     average(toy_run, "--last", 1, "--output", tmp_path / "model")
     assert "exists already" in average(toy_run, "--last", 2, "--output", tmp_path / "model", exit_code=1).stderr
+    assert "exists already" in average(tmp_path / "none", "--output", tmp_path / "model", exit_code=1).stderr  # known before the work
     assert is_mean_of(tmp_path / "model", toy_run, [12])

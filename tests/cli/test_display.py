@@ -52,7 +52,7 @@ def test_seconds(seconds: float, text: str) -> None:
         (START, "1,234,567 parameters on 2 x cpu in fp32; 29,000 pairs, 106 updates per epoch, 5.1% padding"),
         (
             START | {"pairs_skipped": 3},
-            "1,234,567 parameters on 2 x cpu in fp32; 29,000 pairs, 106 updates per epoch, 5.1% padding, 3 pairs too long",
+            "1,234,567 parameters on 2 x cpu in fp32; 29,000 pairs, 106 updates per epoch, 5.1% padding, 3 pairs too long for batch.max_tokens",
         ),
         (START | {"pairs": None, "updates_per_epoch": None}, "1,234,567 parameters on 2 x cpu in fp32; a stream of pairs, 5.1% padding"),
         (TRAIN, "step 400  epoch 4  loss 3.142  ppl 12.35  lr 0.00049  gradient 0.99  12,346 tokens/s  13m20s"),
@@ -97,13 +97,25 @@ def test_plain_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", f"{describe(TRAIN)}\n{describe(VALID)}\n")
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_that_cannot_use_many_pairs_says_so(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    with open_display(quiet=quiet, max_steps=5) as shown:
+        shown.show(START | {"pairs_skipped": 290})
+        assert "warning" not in capsys.readouterr().err
+        shown.show(START | {"pairs_skipped": 291})
+        assert "warning: 291 of 29,000 pairs are longer than batch.max_tokens" in capsys.readouterr().err
+
+
 def test_only_warnings_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with open_display(quiet=True, max_steps=5) as shown:
         assert isinstance(shown, QuietDisplay)
         shown.show(TRAIN)
         assert capsys.readouterr() == ("", "")
         shown.show({"kind": "unsaved", "step": 3, "reason": "no space"})
-    assert capsys.readouterr() == ("", "warning: step 3 could not be saved, and the run goes on: no space\n")
+        shown.show({"kind": "unvalidated", "step": 4, "reason": "ValueError: no", "traceback": "Traceback"})
+    saving = "warning: step 3 could not be saved, and the run goes on: no space\n"
+    validating = "warning: step 4 could not be validated, and the run goes on: ValueError: no (its traceback is in metrics.jsonl)\n"
+    assert capsys.readouterr() == ("", saving + validating)
 
 
 def test_a_table_and_the_validations_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

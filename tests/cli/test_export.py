@@ -70,4 +70,5 @@ def test_what_is_there_is_not_overwritten(model_dir: Path, tmp_path: Path) -> No
     export(model_dir, "--format", "ctranslate2", "-o", tmp_path / "exported")
     again = export(model_dir, "--format", "ctranslate2", "-o", tmp_path / "exported", "--precision", "fp32", exit_code=1)
     assert "exported: exists already" in again.stderr
+    assert "exported: exists already" in export(tmp_path / "none", "-o", tmp_path / "exported", exit_code=1).stderr  # known before the work
     assert read_manifest(tmp_path / "exported").config["precision"] == "int8"

@@ -271,7 +271,7 @@ def test_tsv_from_stdin_is_trained_on(toy_run: Path, toy_text: Path, stream_word
 
 def test_faults_of_a_stream_are_named(stream_words: list[str], tmp_path: Path) -> None:
     words = [*stream_words, "--output", tmp_path / "run"]
-    assert "error: stdin:2: has 1 columns" in piped(*words, data=b"one\teins\ntwo\n", exit_code=3).stderr
+    assert "error: stdin:2: has no tab" in piped(*words, data=b"one\teins\ntwo\n", exit_code=3).stderr
     assert "error: stdin: is empty" in piped(*words, data=b"", exit_code=3).stderr
     assert "none of 2 pairs is left after filtering (empty 2)" in piped(*words, data=b"one\t\n\n", exit_code=3).stderr
 

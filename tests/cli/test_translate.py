@@ -192,6 +192,14 @@ def test_the_help_names_the_defaults_of_the_search() -> None:
         assert text.split(f"{flag} <")[1].split("[default: ")[1].startswith(f"{value}]"), flag
 
 
+def test_slots_give_the_same_lines(run: Run) -> None:
+    data = "".join(f"{line}\n" for line in ["", *sentences(15, seed=3), "  "]).encode()
+    slots = run("--engine", "slots", "--device", "cpu", "--json", data=data)
+    assert "in slots\n" in slots.stderr
+    theirs, ours = ([json.loads(line) for line in text_lines(result)] for result in (slots, run("--json", data=data)))
+    assert [(entry["line"], entry["text"]) for entry in theirs] == [(entry["line"], entry["text"]) for entry in ours]
+
+
 def test_several_models_are_an_ensemble(run: Run, model_dir: Path, tmp_path: Path) -> None:
     other = save(tmp_path / "other", random_model(2), tiny_tokenizer())
     foreign = save(tmp_path / "foreign", random_model(3, tokenizer=tiny_tokenizer(seed=2)), tiny_tokenizer(seed=2))
@@ -210,6 +218,8 @@ def test_several_models_are_an_ensemble(run: Run, model_dir: Path, tmp_path: Pat
         (["--temperature", "0.5"], 2, "temperature (--temperature) is for method sample"),
         (["--set", "beamsize=5"], 2, "Did you mean beam_size?"),
         (["--set", "length_penalty=-1"], 2, "length_penalty (--set length_penalty=-1) must be at least 0"),
+        (["--engine", "slots", "--sample"], 2, "--engine slots is for one model and a beam"),
+        (["--threads", "1025"], 2, "'--threads'"),
         (["--device", "tpu"], 2, "device must be auto, cpu, cuda or cuda:N"),
         (["--device", "cpu", "--precision", "fp16"], 2, "precision fp16 needs a GPU"),
         (["--input", "missing.txt"], 3, "missing.txt: cannot be read"),

@@ -127,6 +127,16 @@ def test_a_small_corpus_starts_no_process(tokenizer: Tokenizer, tokenizer_direct
     assert sum(block.num_read for block in results) == 20
 
 
+def test_no_process_is_started_without_a_block_for_it(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, tokenizer_directory: Path, make_pairs: Any
+) -> None:
+    monkeypatch.setattr(blocks_module, "SERIAL_BLOCKS", 1)
+    results = run(tokenizer, tokenizer_directory, cut(make_pairs(30), 15), 9)
+    next(results)
+    assert len(multiprocessing.active_children()) == 2
+    assert sum(block.num_read for block in results) == 15
+
+
 def test_closing_ends_the_processes(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, tokenizer_directory: Path, make_pairs: Any) -> None:
     monkeypatch.setattr(blocks_module, "SERIAL_BLOCKS", 1)
     results = run(tokenizer, tokenizer_directory, cut(make_pairs(400), 20), 2)

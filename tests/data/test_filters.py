@@ -13,6 +13,7 @@ from mtkit.data.filters import (
     TOO_LONG,
     FilterConfig,
     SeenHashes,
+    describe_drops,
     hash_pairs,
     nonprinting_share,
     text_reason,
@@ -30,6 +31,7 @@ ALL_OFF = FilterConfig(max_length=None, max_length_ratio=None, max_nonprinting_s
         ("", "b", FilterConfig(), EMPTY),
         ("a", "", ALL_OFF, EMPTY),
         ("a", " \t\u3000\u2028", ALL_OFF, EMPTY),  # white space is no text
+        ("\u200b\u200e", "a", ALL_OFF, EMPTY),
         ("", "", FilterConfig(drop_identical=True), EMPTY),  # the first reason counts
         ("New York", "New York", FilterConfig(), None),
         ("New York", " New York ", FilterConfig(drop_identical=True), IDENTICAL),
@@ -37,6 +39,7 @@ ALL_OFF = FilterConfig(max_length=None, max_length_ratio=None, max_nonprinting_s
         ("a\x00\x00", "b", FilterConfig(), NONPRINTING),
         ("a", "\ufffd\ufffd\ufffdb", FilterConfig(), NONPRINTING),
         ("a\x00\x00", "b", ALL_OFF, None),
+        ("\u0646\u200c", "\u200ea", FilterConfig(), None),  # marks beside letters belong to the spelling
     ],
 )
 def test_text_reason(src: str, tgt: str, config: FilterConfig, reason: str | None) -> None:
@@ -97,6 +100,24 @@ def test_active_reasons_are_in_order() -> None:
 def test_config_refuses_values_out_of_range(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} must be .* but is {value}"):
         FilterConfig(**{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "counts", "hint"),
+    [
+        ({EMPTY: 3, TOO_LONG: 0}, "empty 3", "Look at the text: is one of its sides blank?"),
+        (
+            {EMPTY: 1, NONPRINTING: 3, TOO_LONG: 2},
+            "empty 1, nonprinting 3, too_long 2",
+            "what dropped most is the setting filters.max_nonprinting_share",
+        ),
+        ({EMPTY: 0, LENGTH_RATIO: 1}, "length_ratio 1", "the setting filters.max_length_ratio"),
+    ],
+)
+def test_where_nothing_is_left_the_filter_that_dropped_most_is_named(dropped: dict[str, int], counts: str, hint: str) -> None:
+    found = describe_drops(dropped)
+    assert found[0] == counts
+    assert hint in found[1]
 
 
 def test_hash_depends_on_both_sides_and_where_they_meet() -> None:

@@ -25,7 +25,7 @@ from mtkit.data.partial import partial_directory
 from mtkit.data.preprocess import PreprocessConfig, PreprocessReport, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError, UsageError
+from mtkit.errors import ConfigError, DataError, MTKitError, UsageError
 from tests.helpers import REPOSITORY, shared_data
 
 ALL_FILTERS = FilterConfig(max_length=60, max_length_ratio=4.0, max_nonprinting_share=0.2, drop_identical=True, drop_duplicates=True)
@@ -285,9 +285,14 @@ def test_an_output_made_otherwise_is_refused(
 
 
 def test_an_output_that_is_something_else_is_refused(tmp_path: Path, tokenizer: Tokenizer, write_corpus: Any, make_pairs: Any) -> None:
+    corpus = write_corpus(make_pairs(3))
     (tmp_path / "out").mkdir()
-    with pytest.raises(ArtefactError, match="is not a shard set"):
-        run(write_corpus(make_pairs(3)), tmp_path / "out", tokenizer)
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(MTKitError, match="out: exists already and is no shard set"):
+        run(corpus, tmp_path / "out", tokenizer)
+    (tmp_path / "empty").mkdir()  # is nothing else
+    run(corpus, tmp_path / "empty", tokenizer)
+    assert ShardSet.open(tmp_path / "empty").num_pairs == 3
 
 
 # --- the same bytes, whatever happens -------------------------------------------------------------------------------------------------------

@@ -163,11 +163,11 @@ def test_tsv(tmp_path: Path) -> None:
     assert source.check().num_pairs == 4
 
 
-@pytest.mark.parametrize(("line", "columns"), [("no tab", 1), ("a\tA\t0.9", 3), ("a\t\t", 3)])
-def test_tsv_refuses_other_columns(tmp_path: Path, line: str, columns: int) -> None:
+@pytest.mark.parametrize(("line", "what"), [("one column", "no tab"), ("a\tA\t0.9", "3 columns"), ("a\t\t", "3 columns")])
+def test_tsv_refuses_other_columns(tmp_path: Path, line: str, what: str) -> None:
     source = TsvFile(path=str(tmp_path / "a.tsv"))
     Path(source.path).write_bytes(f"a\tA\n{line}\n".encode())
-    with pytest.raises(DataError, match=rf"a\.tsv:2: has {columns} columns, but must have 2"):
+    with pytest.raises(DataError, match=rf"a\.tsv:2: has {what}, but must be a source and a target with a tab between"):
         read(source)
 
 
@@ -218,5 +218,5 @@ def test_faults_on_stdin_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\tA\nb\n")))
     source = TsvFile(path="-")
     assert source.check().fingerprint is None
-    with pytest.raises(DataError, match=r"^stdin:2: has 1 columns"):
+    with pytest.raises(DataError, match=r"^stdin:2: has no tab"):
         read(source)

@@ -103,6 +103,34 @@ def test_two_ranks_stop_at_the_same_step_and_go_on(start: Start, straight: Resul
 
 @pytest.mark.slow
 @pytest.mark.reliability
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("oom@step:20/1", 0, "warning: step 20 did not fit into the memory and was made in halves"),
+        ("oom@step:20/1,oom@step:21/1", 5, "update 20 does not fit into the memory of cpu"),
+        ("oom@try:1/1", 5, "the largest batch does not fit into the memory of cpu"),
+        ("oom@valid:2/1", 0, "warning: step 16 could not be validated, and the run goes on: OutOfMemoryError"),
+    ],
+)
+def test_a_rank_that_runs_out_of_memory(
+    start: Start, straight: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, code: int, message: str
+) -> None:
+    """C3, B55: all make the same update or end with the same error and advice, at once."""
+    monkeypatch.setenv("MTKIT_FAULT", fault)
+    monkeypatch.setenv("MTKIT_ALLOW_FAULTS", "1")
+    training = start(tmp_path / "run")
+    assert training.end() == code, training.text
+    assert training.text.count(message) == (1 if code == 0 else 2), training.text
+    assert training.text.count("Lower batch.max_tokens") == (0 if code == 0 else 2)
+    assert "Traceback" not in training.text
+    monkeypatch.delenv("MTKIT_FAULT")
+    assert start(tmp_path / "run").end() == 0
+    if code:
+        assert result_of(tmp_path / "run") == straight
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
 def test_a_rank_that_hangs_is_found(start: Start, straight: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D6: the others give up after the time they were given, it shows where it stands, and the run can go on."""
     monkeypatch.setenv("MTKIT_FAULT", "hang@step:20/1")

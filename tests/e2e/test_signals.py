@@ -82,14 +82,14 @@ class Training:
     def wait_for(self, words: str) -> None:
         """Wait until a message holds these words."""
         with self._changed:
-            assert self._changed.wait_for(lambda: words in self.text, timeout=60), self.text
+            assert self._changed.wait_for(lambda: words in self.text, timeout=120), self.text
 
     def kill(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self) -> int:
         """Wait for the end of the process, and of all that hold its stderr; returns its exit code."""
-        code = self.process.wait(60)
+        code = self.process.wait(120)
         self._reader.join(60)
         assert not self._reader.is_alive(), "a child goes on"
         assert self.process.stderr is not None

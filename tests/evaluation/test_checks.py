@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -59,6 +60,11 @@ def test_the_real_systems_of_wmt22_have_none_but_one() -> None:
         pytest.param(lambda line: line.replace(",", " ,").replace(".", " ."), "looks tokenized", id="tokenized"),
         pytest.param(lambda line: line.replace("aber", "&quot;"), "HTML entities", id="entities"),
         pytest.param(str.lower, "is lower-cased", id="lower-cased"),
+        pytest.param(lambda line: f"12\t1\t-0.337214\t{line}", "are entries of an n-best list or JSON", id="n-best of mtkit"),
+        pytest.param(lambda line: f"12\t4\t\t{line}", "are entries of an n-best list or JSON", id="n-best without a score"),
+        pytest.param(lambda line: f"12 ||| {line} ||| F0= -1.2 ||| -0.1", "are entries of an n-best list or JSON", id="n-best of Marian"),
+        pytest.param(lambda line: f"H-12\t-0.3\t{line}", "are entries of an n-best list or JSON", id="output of fairseq"),
+        pytest.param(lambda line: json.dumps({"line": 1, "text": line}), "are entries of an n-best list or JSON", id="JSON"),
         pytest.param(lambda line: " ", "all lines are blank", id="blank"),
     ],
 )
@@ -77,6 +83,18 @@ def test_a_damaged_side_is_refused(damage: Callable[[str], str], words: str, sid
 def test_one_sgml_file_is_told_by_its_root() -> None:
     lines = ['<refset setid="newstest2014" srclang="any" trglang="de">', *REFS[1:]]
     assert only([finding for finding in look(HYPS, lines) if finding.is_certain]).message == "ref: is SGML or XML, not plain text"
+
+
+def test_a_text_whose_umlauts_stayed_upper_case_is_lower_cased() -> None:
+    lowered = [line.lower() if number % 12 else line for number, line in enumerate(HYPS)]
+    assert only(look(lowered)).message == "hyp: is lower-cased, ref is not"
+    assert look([line.lower() if number % 4 else line for number, line in enumerate(HYPS)]) == []
+
+
+def test_a_list_of_records_is_named_before_the_line_counts() -> None:
+    nbest = NamedLines(name="nbest", lines=[f"{number // 2 + 1}\t1\t-0.5\tEin Hund." for number in range(8)])
+    with pytest.raises(DataError, match="^nbest: 8 of 8 lines are entries of an n-best list"):
+        check_line_counts([NamedLines(name="ref", lines=["Ein Hund."] * 4), nbest])
 
 
 def test_little_evidence_is_a_warning() -> None:

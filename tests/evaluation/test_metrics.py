@@ -16,7 +16,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from mtkit.errors import DataError, MTKitError, UsageError
-from mtkit.evaluation.metrics import MetricName, Score, corpus_scores, parse_metrics, sentence_scores, system_scores, tokenizer_for
+from mtkit.evaluation.metrics import MetricName, Score, corpus_scores, parse_metrics, sentence_scores, system_scores, target_language, tokenizer_for
 from mtkit.files import read_lines
 from tests.helpers import shared_data
 
@@ -74,7 +74,7 @@ def test_golden_values() -> None:
     ],
 )
 def test_degenerate_texts(hyps: list[str], refs: list[str], expected: dict[str, float]) -> None:
-    found = values(corpus_scores(hyps, [refs], metrics=ALL, num_bootstrap=10))
+    found = values(corpus_scores(hyps, [refs], metrics=ALL, num_bootstrap=40))
     assert found == pytest.approx(expected, abs=1e-9)
 
 
@@ -173,8 +173,9 @@ def test_resampling_depends_on_its_seed_alone() -> None:
     first = corpus_scores(hyps, [refs], num_bootstrap=50, seed=1)
     assert corpus_scores(hyps, [refs], num_bootstrap=50, seed=1) == first
     assert corpus_scores(hyps, [refs], num_bootstrap=50, seed=2) != first
-    with pytest.raises(UsageError, match="at least 0, but is -1"):
-        corpus_scores(hyps, [refs], num_bootstrap=-1)
+    for number in (-1, 39):
+        with pytest.raises(UsageError, match=f"must be 0 or at least 40, but is {number}"):
+            corpus_scores(hyps, [refs], num_bootstrap=number)
 
 
 def test_sentence_scores_are_those_of_sacrebleu() -> None:
@@ -205,6 +206,20 @@ def test_case_and_tokenization_are_in_value_and_signature() -> None:
 def test_the_target_language_chooses_the_tokenizer() -> None:
     codes = [None, "de", "zh", "zh-TW", "zho_Hans", "ja", "jpn_Jpan", "KO"]
     assert [tokenizer_for(code) for code in codes] == ["13a", "13a", "zh", "zh", "zh", "ja-mecab", "ja-mecab", "ko-mecab"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "target"),
+    [("en-de", "de"), ("en-zh-CN", "zh-CN"), ("zh-CN-en", "en"), ("zh-Hant-en", "en"), ("eng_Latn-zho_Hans", "zho_Hans"), ("en-zh_TW", "zh_TW")],
+)
+def test_the_target_of_a_language_pair(pair: str, target: str) -> None:
+    assert target_language(pair) == target
+
+
+@pytest.mark.parametrize("pair", ["ende", "", "-", "en-", "-de", "zh-CN"])
+def test_a_language_pair_has_two_sides(pair: str) -> None:
+    with pytest.raises(UsageError, match=f"^the language pair '{pair}' must be of the form SRC-TGT"):
+        target_language(pair)
     hyps, refs = ["猫坐在垫子上面。"], [["猫坐在垫子上。"]]
     chinese = corpus_scores(hyps, refs, metrics=("bleu", "ter"), target_lang="zh")
     assert "tok:zh" in chinese[0].signature

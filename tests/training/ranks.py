@@ -1,8 +1,9 @@
 """What each process of a data-parallel group computes in `test_step.py`. Run as a script it is one rank: SHARDS OUTPUT, torchrun's environment."""
 
+import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from mtkit import config as codec
+from mtkit import faults
 from mtkit.checkpoint.format import parameters_by_name, write_tensors
-from mtkit.data.batching import PoolPlan, derive_budget, plan_pool
+from mtkit.data.batching import Budget, PoolPlan, derive_budget, plan_pool, with_packing
 from mtkit.data.shards import ShardSet
 from mtkit.distributed import World, process_group, read_environment
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig
-from mtkit.training.step import UpdateBatch, Updater, update_batches
+from mtkit.training.step import UpdateBatch, Updater, UpdateResult, update_batches
 from tests.training.toy import TOY
 
 MICRO_TOKENS = 30
@@ -78,10 +80,41 @@ def compute(shards: ShardSet, world: World) -> tuple[dict[str, dict[str, Tensor]
     return tensors, facts
 
 
+def starve(shards: ShardSet, world: World) -> dict[str, Any]:
+    """What becomes of updates for which the memory of rank 1 does not suffice, one after the other: the outcome, and the weights."""
+    updater = make_updater(shards, world)
+    padded = next(batches(shards, world, position=0))
+    budget = with_packing(Budget(micro_per_update=2, tgt_tokens=40, max_tokens=60), shards.src_lengths, shards.tgt_lengths)
+    plan = plan_pool(shards.src_lengths, shards.tgt_lengths, budget=budget, seed=SEED, epoch=0, pool=0)
+    packed = next(update_batches(shards, plan, world=world, seed=SEED))
+
+    def outcome(work: Callable[[], UpdateResult | None], fault: str) -> list[str]:
+        faults.arm({"MTKIT_FAULT": fault, "MTKIT_ALLOW_FAULTS": "1", "RANK": str(world.rank)})
+        try:
+            result = work()
+            word = "tried" if result is None else "split" if result.is_split else "whole"
+        except torch.OutOfMemoryError as error:
+            word = str(error)
+        weights = b"".join(tensor.numpy().tobytes() for tensor in parameters_by_name(updater.model).values())
+        return [word, hashlib.sha256(weights).hexdigest()]
+
+    largest = padded.micro_batches[0]
+    return {
+        "first": outcome(lambda: updater.run(padded, lr=1e-3), ""),
+        "once": outcome(lambda: updater.run(padded, lr=1e-3), "oom@step:1/1"),
+        "twice": outcome(lambda: updater.run(padded, lr=1e-3), "oom@step:1/1,oom@step:2/1"),
+        "packed": outcome(lambda: updater.run(packed, lr=1e-3), "oom@step:1/1"),
+        "try": outcome(lambda: updater.try_out(largest), "oom@try:1/1"),
+        "fits": outcome(lambda: updater.try_out(largest), ""),
+        "last": outcome(lambda: updater.run(padded, lr=1e-3), ""),
+    }
+
+
 def main() -> None:
     shards, output, world = ShardSet.open(Path(sys.argv[1])), Path(sys.argv[2]), read_environment()
     with process_group(world, backend="gloo", timeout_s=60.0):
         tensors, facts = compute(shards, world)
+        facts["starved"] = starve(shards, world)
     for name, values in tensors.items():
         write_tensors(output / f"{name}-{world.rank}.safetensors", values)
     (output / f"facts-{world.rank}.json").write_text(json.dumps(facts))

@@ -79,8 +79,8 @@ def test_a_moved_file_is_the_same_text(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "override", "difference"),
     [
-        ("train.de", "seed=1", "train: "),
-        ("dev.en", "seed=1", "dev: "),
+        ("train.de", "seed=1", "train.de holds other text"),
+        ("dev.en", "seed=1", "dev.en holds other text"),
         (None, "tokenizer.vocab_size=43", "tokenizer.vocab_size: 44 -> 43"),
         (None, "preprocess.filters.max_length=5", "preprocess.filters.max_length: "),
         (None, "data.src_lang=en", "languages: "),

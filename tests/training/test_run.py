@@ -42,6 +42,13 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         assert (run.path / "run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}\n"
 
 
+def test_a_run_where_none_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(MTKitError, match=f"^{place}: cannot be written: "), RunDirectory(path=place).lock():
+            pass
+
+
 def test_the_lock_is_let_go_when_the_block_fails(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path)
     with pytest.raises(ZeroDivisionError), run.lock():

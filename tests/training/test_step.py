@@ -116,6 +116,27 @@ def test_both_processes_report_the_sums_over_both(two: Ranks, alone: Ranks) -> N
         assert (both[4], one[4]) == ([2.0, 1.0], [1.0, 0.0])
 
 
+@pytest.mark.smoke
+def test_what_does_not_fit_into_one_process_is_the_same_update_or_error_for_all(two: Ranks) -> None:
+    """C3, B55: nobody waits for ever, weights stay equal, nothing half-done is applied, and training can go on."""
+    first, second = ({name: tuple(found) for name, found in facts["starved"].items()} for facts in two.facts)
+    words = {name: (first[name][0], second[name][0]) for name in first}
+    short = ("the memory of another process does not suffice", "the memory does not suffice")
+    assert words == {
+        "first": ("whole", "whole"),
+        "once": ("split", "split"),
+        "twice": short,
+        "packed": short,
+        "try": short,
+        "fits": ("tried", "tried"),
+        "last": ("whole", "whole"),
+    }
+    weights = [first[name][1] for name in first]
+    assert weights == [second[name][1] for name in second]
+    assert len(set(weights)) == 3
+    assert weights[1] == weights[2] == weights[3] == weights[4] == weights[5] != weights[6]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_processes_share_an_update_without_overlap(shards: ShardSet, size: int) -> None:
     plan = ranks.make_plan(shards, world_size=size)

@@ -191,6 +191,21 @@ def test_time_limit_by_the_clock(make_trainer: MakeTrainer, tmp_path: Path) -> N
     assert trainer.state.elapsed_s >= 60.0
 
 
+def test_the_time_that_checkpoints_take_is_recorded(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    trainer = make_trainer(tmp_path, clock=lambda: now[0])
+    real = trainer.store.save
+
+    def save(*args: Any, **options: Any) -> None:
+        now[0] += 2.0
+        real(*args, **options)
+
+    monkeypatch.setattr(trainer.store, "save", save)
+    seconds = [(record["elapsed_s"], record["saving_s"]) for record in consume(trainer) if record["kind"] == "train"]
+    assert seconds == [(0.0, 0.0), (2.0, 2.0), (4.0, 4.0)]
+    assert make_trainer(tmp_path).state.saving_s == 4.0, "over all sessions, up to the save itself"
+
+
 def test_a_finished_run_started_again_does_nothing_and_says_so(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     consume(make_trainer(tmp_path, "training.max_steps=4"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -386,11 +401,11 @@ def test_a_request_to_stop_saves_after_the_update(make_trainer: MakeTrainer, tmp
                 stop.request(interrupted=False)
             yield
 
-    with pytest.raises(StoppedError, match="stopped at step 4") as error:
+    with pytest.raises(StoppedError, match="stopped at step 3") as error:
         list(stop_at_3())
     assert error.value.exit_code == 75
     again = make_trainer(tmp_path / "a", "training.log_every_steps=1", "checkpoint.every_steps=none")
-    assert again.state.step == 4
+    assert again.state.step == 3
     consume(again)
     straight = make_trainer(tmp_path / "b")
     consume(straight)

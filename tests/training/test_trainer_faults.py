@@ -1,5 +1,6 @@
 """Runs that cannot save, that are killed while they save, and that run out of memory: nothing is lost, and the end is that of an undisturbed run."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,8 +15,11 @@ from torch import Tensor
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, verify_directory
 from mtkit.data.loader import Batch
-from mtkit.errors import ResourceError
+from mtkit.distributed import World
+from mtkit.errors import ResourceError, StoppedError
 from mtkit.training.progress import Record, read_metrics
+from mtkit.training.signals import StopRequest
+from mtkit.training.state import read_state
 from mtkit.training.step import UpdateBatch
 from mtkit.training.trainer import Trainer
 from tests.helpers import REPOSITORY
@@ -113,6 +117,24 @@ def test_the_last_save_must_not_fail(make_trainer: MakeTrainer, tmp_path: Path) 
         consume(trainer)
 
 
+@pytest.mark.parametrize("is_main", [True, False])
+def test_no_process_leaves_before_the_last_checkpoint_is_written(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_main: bool
+) -> None:
+    """D1, D5: else a launcher would end the one that writes, because another has ended."""
+    done: list[str] = []
+    stop = StopRequest()
+    trainer = make_trainer(tmp_path, "checkpoint.every_steps=none", stop=stop)
+    monkeypatch.setattr(trainer.store, "save", lambda *_args, **_options: done.append("saved"))
+    monkeypatch.setattr("mtkit.training.trainer.all_reduce_sums", lambda *_: done.append("met"))
+    trainer.place = dataclasses.replace(trainer.place, world=World() if is_main else World(rank=1, local_rank=1, size=2))
+    stop.request(interrupted=False)
+    trainer._stopping = True
+    with pytest.raises(StoppedError):
+        list(trainer._finish())
+    assert done == (["saved", "met"] if is_main else ["met"])
+
+
 def test_a_save_does_not_begin_where_the_space_is_too_small(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000))
@@ -199,6 +221,82 @@ def test_a_run_that_is_killed_at_any_point_ends_as_if_it_was_not(toy_shards: Pat
     outcome = killed_at_each_point(toy_shards, tmp_path, first=1, stride=1)
     assert (outcome["lost"], outcome["last"]) == ([], True)
     assert int(str(outcome["killed"])) >= 120
+
+
+# --- validation -------------------------------------------------------------------------------------------------------------------------
+
+VALIDATING = ("validation.every_steps=4", "validation.translate=true", "validation.metric=bleu", "checkpoint.every_steps=3")
+
+
+def records_of(run: Path) -> list[tuple[str, int, float | None]]:
+    return [(record["kind"], record["step"], record.get("loss")) for record in read_metrics(run / "metrics.jsonl") if record["kind"] != "start"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("fault", ["EIO@valid:2", "oom@valid:2", "oom@valid.translate:2"])
+def test_a_validation_that_fails_is_told_and_the_run_goes_on(make_trainer: MakeTrainer, tmp_path: Path, fault: str) -> None:
+    """C8: its result is missing and not 0, what is best and how long ago is as it was, the state is saved, and the traceback can be read."""
+    arm(fault)
+    trainer = make_trainer(tmp_path / "run", *VALIDATING)
+    records = consume(trainer)
+    assert [record["step"] for record in records if record["kind"] == "valid"] == [4, 12]
+    told = [record for record in records if record["kind"] == "unvalidated"]
+    assert [record["step"] for record in told] == [8]
+    assert told[0]["reason"].startswith({"E": "OSError: ", "o": "OutOfMemoryError: "}[fault[0]])
+    assert "faults.py" in told[0]["traceback"]
+    assert [(kind, step) for kind, step, _ in records_of(tmp_path / "run") if kind != "train"] == [
+        ("valid", 4),
+        ("unvalidated", 8),
+        ("valid", 12),
+        ("end", 12),
+    ]
+    state = read_state(tmp_path / "run" / "checkpoints" / "step-0000008")
+    assert (state.scores_step, state.best_step, state.num_bad_validations, state.is_validation_due) == (4, 4, 0, False)
+    assert {checkpoint.step: set(checkpoint.scores) for checkpoint in trainer.store.manager.stored()}[8] == set()
+    assert trainer.store.manager.best()[0].step in (4, 12)
+    straight = make_trainer(tmp_path / "straight", *VALIDATING)
+    consume(straight)
+    assert fingerprint(trainer) == fingerprint(straight)
+
+
+def test_a_validation_that_fails_at_the_end_is_made_up_for_by_the_same_command(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    arm("EIO@valid:1")
+    records = consume(make_trainer(tmp_path, "validation.every_steps=none"))
+    assert [record["kind"] for record in records][-3:] == ["unvalidated", "checkpoint", "end"]
+    verify_directory(tmp_path / "model", level="full")
+    records = consume(make_trainer(tmp_path, "validation.every_steps=none"))
+    assert [record["kind"] for record in records] == ["valid", "checkpoint", "end"]
+    assert consume(make_trainer(tmp_path, "validation.every_steps=none"))[0]["resumed"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("max_steps", [12, 8])
+def test_a_signal_in_a_validation_leaves_it_to_the_next_session(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_steps: int
+) -> None:
+    """B47, B62: it does not wait for the dev set; the records have no gap and nothing twice. In the middle of the run, and at its end."""
+    overrides = (*VALIDATING, f"training.max_steps={max_steps}")
+    straight = make_trainer(tmp_path / "straight", *overrides)
+    consume(straight)
+    stop = StopRequest()
+    trainer = make_trainer(tmp_path / "run", *overrides, stop=stop)
+    number = iter(range(1, 10))
+
+    def reach(point: str) -> None:
+        if point == "valid.translate" and next(number) == 2:
+            stop.request(interrupted=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "reach", reach)
+        with pytest.raises(StoppedError, match="stopped at step 8") as error:
+            consume(trainer)
+    assert error.value.exit_code == 130
+    assert read_state(tmp_path / "run" / "checkpoints" / "step-0000008").is_validation_due
+    again = make_trainer(tmp_path / "run", *overrides)
+    consume(again)
+    assert fingerprint(again) == fingerprint(straight)
+    assert again.state.best_step == straight.state.best_step
+    assert records_of(tmp_path / "run") == records_of(tmp_path / "straight")
 
 
 # --- out of memory ----------------------------------------------------------------------------------------------------------------------

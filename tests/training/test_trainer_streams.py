@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 from mtkit import config as codec
 from mtkit.checkpoint.format import load_model
 from mtkit.data.shards import ShardSet
-from mtkit.errors import ArtefactError
+from mtkit.errors import ArtefactError, StoppedError
+from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
 from tests.training.test_trainer import DRAWN, consume, data_record, fingerprint, run_until
 from tests.training.toy import toy_data
@@ -135,3 +138,49 @@ def test_a_pair_that_no_batch_can_hold_is_dropped_from_a_stream(
     pool = trainer.feed.plan(0, 0).pool
     assert pool.is_last, "a pool of its own would have no batch"
     assert len(pool) == 120
+
+
+@pytest.mark.smoke
+@pytest.mark.usefixtures("small_pools")
+@pytest.mark.parametrize("num_lines", [20, 110], ids=["before the first pool", "within the run"])
+def test_ctrl_c_does_not_wait_for_a_silent_pipe(make_trainer: MakeTrainer, toy_text: Path, toy_shards: Path, tmp_path: Path, num_lines: int) -> None:
+    """B62: what was done is saved, and the same text from its beginning goes on."""
+    place, silence = tmp_path / "data", threading.Event()
+    data = stream_data(toy_text, toy_shards, place, "files")
+    sides = [(toy_text / f"train.{side}").read_text().split("\n") for side in ("en", "de")]
+    text = "".join(f"{src}\t{tgt}\n" for src, tgt in list(zip(*sides, strict=True))[:num_lines])
+    os.mkfifo(place / "silent.tsv")
+
+    def fill_and_wait() -> None:
+        with open(place / "silent.tsv", "w") as pipe:
+            pipe.write(text)
+            pipe.flush()
+            silence.wait(60)
+
+    writer = threading.Thread(target=fill_and_wait)
+    writer.start()
+    options = ("checkpoint.every_steps=none", "training.log_every_steps=1", "training.max_steps=none", "training.max_epochs=1")
+    with StopRequest().listen() as stop:
+        trainer = make_trainer(tmp_path / "run", *options, data={**data, "train": [str(place / "silent.tsv")]}, stop=stop)
+        asked: list[float] = []
+
+        def ask() -> None:
+            asked.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Timer(1.5, ask).start()
+        with pytest.raises(StoppedError) as error:
+            consume(trainer)
+    assert time.monotonic() - asked[0] < 3.0
+    silence.set()
+    writer.join()
+    assert error.value.exit_code == 130
+    assert [checkpoint.step for checkpoint in trainer.store.manager.stored()] == ([] if num_lines == 20 else [trainer.state.step])
+    assert (trainer.state.step > 0) == (num_lines == 110)
+    if num_lines == 110:
+        again = make_trainer(tmp_path / "run", *options, data=stream_data(toy_text, toy_shards, place, "pipe"))
+        assert again.state.step == trainer.state.step
+        consume(again)
+        straight = make_trainer(tmp_path / "straight", *options, data=stream_data(toy_text, toy_shards, place, "pipe"))
+        consume(straight)
+        assert fingerprint(again) == fingerprint(straight)

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
+from mtkit.data.loader import collate
 from mtkit.decoding.translator import SearchConfig, Translation
 from mtkit.distributed import World
 from mtkit.evaluation.metrics import corpus_scores
@@ -49,7 +50,7 @@ class Threads:
         self.size = size
         self._barrier = threading.Barrier(size)
         self._given: list[Any] = [None] * size
-        monkeypatch.setattr(module, "all_reduce_sums", lambda values, world, _device: [sum(part) for part in zip(*self._gather(values, world))])
+        monkeypatch.setattr(module, "all_reduce_sums", lambda values, world, _device: list(map(sum, zip(*self._gather(values, world), strict=True))))
         monkeypatch.setattr(module, "all_gather_lines", lambda lines, world, _device: self._gather(lines, world))
 
     def _gather(self, value: Any, world: World) -> list[Any]:
@@ -101,7 +102,7 @@ def test_what_fails_in_one_process_fails_in_all(trained: Trainer, monkeypatch: p
     real = getattr(module, function)
 
     def fail_in_one(*args: Any, **options: Any) -> Any:
-        if threading.current_thread() is failing[0]:
+        if threading.current_thread() in failing:
             raise ZeroDivisionError("by accident\nof ours")
         return real(*args, **options)
 
@@ -122,14 +123,13 @@ def test_a_request_to_stop_reaches_all_processes_between_two_batches(trained: Tr
     """B62: without waiting for the rest of the dev set."""
     batches: list[int] = []
     stops = [StopRequest(), StopRequest()]
-    real = module.collate
 
-    def collate(*args: Any) -> Any:
+    def count(*args: Any) -> Any:
         batches.append(1)
         stops[1].request(interrupted=True)
-        return real(*args)
+        return collate(*args)
 
-    monkeypatch.setattr(module, "collate", collate)
+    monkeypatch.setattr(module, "collate", count)
     found = Threads(2, monkeypatch).run(lambda world: measure(trained, world, stops[world.rank], max_tokens=1))
     assert [type(error) for error in found] == [ValidationStoppedError] * 2
     assert len(batches) <= 8 + 1, "the one that was not asked does its share of 8, the other one batch at most"
