@@ -15,6 +15,7 @@ data=${1:?usage: study.sh DATA OUT [VARIANTS]} out=${2:?usage: study.sh DATA OUT
 SEEDS=${SEEDS:-1 2 3} JOBS=${JOBS:-1} MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-python3} TRAIN_FLAGS=${TRAIN_FLAGS-}
 STEPS=${STEPS:-$(sed -n 's/^max_steps = //p' "$recipe/config.toml")}
 mkdir -p "$out"
+data=$(cd "$data" && pwd) out=$(cd "$out" && pwd) # make works in the directory of the recipe
 
 lines() { # the variants, without comments and blank lines
     sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$variants"
@@ -23,14 +24,14 @@ lines() { # the variants, without comments and blank lines
 recipe_make() { # TARGET PIECES ...: the recipe's own steps; all variants with as many pieces share a tokenizer and shards
     local target=$1 pieces=$2
     shift 2
-    make -s -C "$recipe" "$target" DATA="$data" OUT="$out/pieces-$pieces" TOKENIZER_FLAGS="--set vocab_size=$pieces" MTKIT="$MTKIT" PYTHON="$PYTHON" "$@"
+    make -s -C "$recipe" "$target" DATA="$data" OUT="$out/data-$pieces" TOKENIZER_FLAGS="--set vocab_size=$pieces" MTKIT="$MTKIT" PYTHON="$PYTHON" "$@"
 }
 
-# The last ten checkpoints are averaged, so they have to lie close together at the end.
-for pieces in $(lines | awk '{ print $2 }' | sort -un); do recipe_make "$out/pieces-$pieces/shards/MANIFEST.json" "$pieces"; done
+for pieces in $(lines | awk '{ print $2 }' | sort -un); do recipe_make "$out/data-$pieces/shards/MANIFEST.json" "$pieces"; done
 while read -r name pieces flags; do
     for seed in $SEEDS; do
         while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done
+        # The last ten checkpoints are averaged: fifty of a run lie close enough together.
         recipe_make results "$pieces" RUN="$out/$name/seed-$seed" SEED="$seed" \
             TRAIN_FLAGS="--set training.max_steps=$STEPS --set checkpoint.every_steps=$(((STEPS + 49) / 50)) $flags $TRAIN_FLAGS" \
             > "$out/$name-$seed.log" 2>&1 < /dev/null || echo "$name, seed $seed: failed, see $out/$name-$seed.log" >&2 &
