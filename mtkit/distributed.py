@@ -237,7 +237,7 @@ def watch_launcher() -> None:
 
 @contextlib.contextmanager
 def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
-    """Pass signals on to the workers for the time of the block; gives the list of those that came."""
+    """Pass signals on to the workers for the time of the block; gives the list of those that came. What `nohup` ignores, the workers ignore too."""
     forwarded: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -245,7 +245,9 @@ def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterato
         for worker in workers:
             worker.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield forwarded

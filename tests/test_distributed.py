@@ -275,6 +275,24 @@ def test_the_handlers_of_signals_are_given_back(install: Install) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)] == before
 
 
+def test_a_hangup_that_nohup_ignores_reaches_no_rank(install: Install) -> None:
+    install("""
+import os, signal
+from pathlib import Path
+if os.environ["RANK"] == "0":
+    os.kill(os.getppid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGHUP)
+Path("out", os.environ["RANK"]).touch()
+""")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch([], num_processes=2) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert outputs().keys() == {"0", "1"}
+
+
 # --- when ranks or the launcher die -----------------------------------------------------------------------------------------------------
 
 DIES_TWICE = """
@@ -322,7 +340,7 @@ def test_a_signal_that_was_passed_on_is_no_reason_to_start_anew(install: Install
     install("import os, time; from pathlib import Path; open('out/' + os.environ['RANK'], 'a').write('x'); time.sleep(60)")
     driver_script = DRIVER.replace("num_processes=2", "num_processes=2, max_restarts=3")
     with subprocess.Popen([python, "-c", driver_script, sys.executable], start_new_session=True) as driver:
-        wait_for(lambda: {"0", "1"} <= outputs().keys())
+        wait_for(lambda: outputs() == {"0": "x", "1": "x"})
         driver.terminate()
         assert driver.wait(timeout=30) == 128 + signal.SIGTERM
     assert outputs() == {"0": "x", "1": "x"}

@@ -1,5 +1,6 @@
 """What the commands share when they talk to a person: everything goes to stderr, because stdout carries data only."""
 
+import contextlib
 import json
 import sys
 from typing import Annotated, Any
@@ -32,13 +33,10 @@ def report_error(message: str, hint: str | None) -> None:
 
 
 def _tell(message: str) -> None:
-    """Print a message. One that cannot be written, because a log has filled the disk or a terminal is gone, is lost, and the work goes on."""
-    try:
+    """Print a message. One that cannot be written is lost, and the work goes on: a log has filled the disk, a terminal is gone, or Ctrl-C has ended
+    the `tee` behind `mtkit train 2>&1 | tee log` too, which must not keep the run from being saved."""
+    with contextlib.suppress(OSError):
         print(escape_control(message), file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        raise  # somebody read the messages and has enough
-    except OSError:
-        pass
 
 
 def print_json(value: Any) -> None:

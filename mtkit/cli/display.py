@@ -41,7 +41,7 @@ class QuietDisplay:
 
 
 class LiveDisplay:
-    """A table that is kept up to date in place; validations also stay as lines above it.
+    """A table that is kept up to date in place; validations also stay as lines above it. When the terminal is gone, nothing is shown any more.
 
     Args:
         max_steps: Updates of the whole run, for the remaining time; None = unknown.
@@ -62,7 +62,8 @@ class LiveDisplay:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
     def show(self, record: Record) -> None:
         """Update the table."""
@@ -70,7 +71,8 @@ class LiveDisplay:
         if record["kind"] == "checkpoint":
             self._saved_at = time.monotonic()
         elif record["kind"] != "train":
-            self._console.print(describe(record), markup=False, highlight=False)
+            with contextlib.suppress(OSError):
+                self._console.print(describe(record), markup=False, highlight=False)
             warn_of_losses(record)
 
     def _render(self) -> Any:

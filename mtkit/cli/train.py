@@ -120,6 +120,7 @@ def train(
             run.adopt_config(config)
             say = partial(console.say, quiet=quiet)
             prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)
+        _warn_of_few_cores(num_processes, device)
         arguments = [argument for argument in sys.argv[1:] if argument != "--no-resume"]  # has done its work here, and would refuse a restart
         raise typer.Exit(launch(arguments, num_processes=num_processes, max_restarts=max_restarts, say=console.warn))
 
@@ -174,6 +175,15 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
     """The flags without those that were not given."""
     pairs = ((key, _given(value) if isinstance(value, dict) else value) for key, value in flags.items())
     return {key: value for key, value in pairs if value is not None and value != {}}
+
+
+def _warn_of_few_cores(num_processes: int, device_name: str) -> None:
+    """Print a warning if processes that compute on the CPU have less than a core each."""
+    from mtkit.distributed import num_cores
+    from mtkit.model.device import resolve_device
+
+    if num_processes > num_cores() and resolve_device(device_name).type == "cpu":
+        console.warn(f"{num_processes} processes share {num_cores()} CPU cores, which makes them slower than one per core")
 
 
 def _run(trainer: "Trainer", *, quiet: bool, as_json: bool) -> None:

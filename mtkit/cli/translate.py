@@ -106,6 +106,8 @@ def translate(
         "--seed": ("seed", seed),
     }
     search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
+    if text := next((path for path in models if path.is_file()), None):
+        raise UsageError(f"{text}: is a file, where a model is a directory", hint=f"Text to translate comes from stdin or --input: --input {text}")
     from mtkit.decoding.windows import open_windows
 
     translator: LineTranslator

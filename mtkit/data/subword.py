@@ -28,6 +28,9 @@ from mtkit.errors import ConfigError
 Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]
 
+MAX_ALPHA = 1000.0
+"""Far above what is of use: only segmentations as probable as the best are drawn. Much larger numbers overflow."""
+
 MAX_STATES = 4_000_000
 """Boundaries that are remembered, of about 8 in a word and 50 bytes each; above it the lattices are made anew. It never changes what is drawn."""
 
@@ -42,8 +45,8 @@ class SubwordSampler:
 
     Args:
         tokenizer: What the ids were made with, of type unigram.
-        alpha: Smoothing of the distribution, above 0: 1 draws as the model has it, less is flatter, and the larger, the rarer is a segmentation
-            other than the best. Kudo uses 0.1 to 0.5.
+        alpha: Smoothing of the distribution, above 0, at most `MAX_ALPHA`: 1 draws as the model has it, less is flatter, and the larger, the rarer
+            is a segmentation other than the best. Kudo uses 0.1 to 0.5.
 
     Raises:
         ConfigError: The tokenizer is of another type, or alpha is out of range.
@@ -55,8 +58,8 @@ class SubwordSampler:
                 f"training.subword_alpha is {alpha}, which needs a unigram tokenizer, but this one is of type {tokenizer.config.type}",
                 hint="Leave training.subword_alpha out, or make the data anew with tokenizer.type = unigram.",
             )
-        if not (0 < alpha < math.inf):
-            raise ConfigError(f"subword_alpha must be above 0, but is {alpha}")
+        if not 0 < alpha <= MAX_ALPHA:
+            raise ConfigError(f"subword_alpha must be above 0 and at most {MAX_ALPHA:g}, but is {alpha}")
         first = _Lattices(tokenizer, "src", alpha)
         self._lock = threading.Lock()
         self._lattices: dict[Side, _Lattices] = {"src": first, "tgt": first if tokenizer.joint else _Lattices(tokenizer, "tgt", alpha)}

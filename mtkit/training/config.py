@@ -11,6 +11,7 @@ from typing import Any, Literal
 from mtkit import config as codec
 from mtkit.checkpoint.manager import CheckpointConfig, Metric
 from mtkit.data.preprocess import PreprocessConfig
+from mtkit.data.subword import MAX_ALPHA
 from mtkit.data.tokenizer import TokenizerConfig
 from mtkit.decoding.translator import SearchConfig
 from mtkit.errors import ConfigError
@@ -95,8 +96,8 @@ class LoopConfig:
     ema_decay: float | None = None
     """Decay per update of a moving average of the weights, which is then validated and saved as the model; None = none."""
     subword_alpha: float | None = None
-    """Segment the text anew in each epoch, drawn by the probabilities of the unigram tokenizer to the power of this, above 0; None = always the best
-    segmentation. 0.1 to 0.5 is usual (Kudo 2018); less is more varied."""
+    """Segment the text anew in each epoch, drawn by the probabilities of the unigram tokenizer to the power of this, above 0, at most 1000; None =
+    always the best segmentation. 0.1 to 0.5 is usual (Kudo 2018); less is more varied."""
     init_from: str | None = None
     """Model directory or checkpoint whose weights the run begins with, for fine-tuning; None = random weights."""
     keep_optimizer: bool = False
@@ -115,8 +116,8 @@ class LoopConfig:
             raise ConfigError("max_steps, max_epochs, max_tokens or max_minutes must be given, or the run would never end")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay must be between 0 and 1, but is {self.ema_decay}")
-        if self.subword_alpha is not None and self.subword_alpha <= 0:
-            raise ConfigError(f"subword_alpha must be above 0, but is {self.subword_alpha}")
+        if self.subword_alpha is not None and not 0 < self.subword_alpha <= MAX_ALPHA:
+            raise ConfigError(f"subword_alpha must be above 0 and at most {MAX_ALPHA:g}, but is {self.subword_alpha}")
         if self.keep_optimizer and self.init_from is None:
             raise ConfigError("keep_optimizer is true, which needs init_from, the checkpoint that holds the optimizer")
         for name in ("log_every_steps", "max_skipped_in_row"):

@@ -57,9 +57,13 @@ def many() -> None:
             output.write("line")
 
 @app.command("say")
-def say() -> None:
-    for _ in range(1_000_000):
+def say(ending: str) -> None:
+    for _ in range(100_000):
         console.say("line")
+    with open_output("-") as output:
+        output.write("saved")
+    if ending == "interrupted":
+        raise errors.StoppedError("saved", interrupted=True)
 
 @app.command("copy")
 def copy() -> None:
@@ -347,12 +351,16 @@ def test_a_reader_that_goes_ends_it_quietly(failing: str) -> None:
         assert process.wait(timeout=30) == 141
 
 
-def test_a_reader_of_messages_that_goes_ends_it_quietly(failing: str) -> None:
-    with subprocess.Popen([sys.executable, failing, "say"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize(("ending", "code"), [("done", 0), ("interrupted", 130)])
+def test_a_reader_of_messages_that_goes_does_not_end_the_work(failing: str, ending: str, code: int) -> None:
+    """Ctrl-C ends the `tee` behind `mtkit train 2>&1 | tee log` as well, and the run is still to be saved."""
+    with subprocess.Popen([sys.executable, failing, "say", ending], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
         assert process.stderr is not None
         assert process.stderr.readline() == b"line\n"
         process.stderr.close()
-        assert process.wait(timeout=30) == 141
+        assert process.stdout.read() == b"saved\n"
+        assert process.wait(timeout=30) == code
 
 
 def shell(failing: str, command: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,6 @@
 import io
+import os
+import pty
 import sys
 import time
 from typing import Any
@@ -146,3 +148,16 @@ def test_a_table_and_the_validations_on_a_terminal(monkeypatch: pytest.MonkeyPat
     assert "30s old" in last
     assert text.endswith("\n\x1b[?25h"), "the cursor is back, below the table"
     assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is still to be saved."""
+    master, terminal = pty.openpty()
+    with io.TextIOWrapper(io.FileIO(terminal, "w"), write_through=True) as screen:
+        monkeypatch.setattr(sys, "stderr", screen)
+        with open_display(quiet=False, max_steps=1000) as shown:
+            assert isinstance(shown, LiveDisplay)
+            os.close(master)
+            shown.show(VALID)
+        with pytest.raises(OSError, match="Input/output error"):
+            screen.write("there is nobody")

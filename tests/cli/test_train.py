@@ -319,6 +319,15 @@ def test_piped_output_is_plain_lines_and_ctrl_c_saves(train_words: list[str], tm
     assert (tmp_path / "run" / "checkpoints" / f"step-{int(match[1]):07d}").is_dir()
 
 
+def test_more_processes_than_cores_are_warned_of(train_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.distributed.launch", lambda *_arguments, **_options: 0)
+    monkeypatch.setattr("mtkit.distributed.num_cores", lambda: 2)
+    words = [*train_words, "--output", str(tmp_path / "run"), "--workers", "1", "--device", "cpu"]
+    for processes, warnings in ((2, 0), (3, 1)):
+        stderr = mtkit(*words, "--nproc", processes).stderr
+        assert stderr.count("warning: 3 processes share 2 CPU cores") == stderr.count("warning") == warnings
+
+
 def test_two_processes_train_one_model(train_words: list[str], tmp_path: Path) -> None:
     words = [*train_words, "--output", str(tmp_path / "run"), "--nproc", "2", "--workers", "1", "--json"]
     with start(words) as process:

@@ -235,6 +235,12 @@ def test_a_missing_model_is_named(run: Run, tmp_path: Path) -> None:
     assert "nowhere" in run(models=(tmp_path / "nowhere",), exit_code=4).stderr
 
 
+def test_text_in_the_place_of_a_model_is_told_where_it_belongs(run: Run, model_dir: Path, tmp_path: Path) -> None:
+    text = tmp_path / "test.en"
+    text.write_text("baki\n")
+    assert f"--input {text}" in run(models=(model_dir, text), exit_code=2).stderr
+
+
 # --- pipes ------------------------------------------------------------------------------------------------------------------------------
 
 

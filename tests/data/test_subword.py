@@ -267,6 +267,6 @@ def test_a_tokenizer_without_probabilities_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a unigram tokenizer, but this one is of type bpe") as error:
         SubwordSampler(train(type="bpe"), alpha=0.1)
     assert "tokenizer.type = unigram" in (error.value.hint or "")
-    for alpha in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="subword_alpha must be above 0"):
+    for alpha in (0.0, -1.0, math.nan, math.inf, 1000.5):
+        with pytest.raises(ConfigError, match="subword_alpha must be above 0 and at most 1000"):
             SubwordSampler(PLAIN, alpha=alpha)

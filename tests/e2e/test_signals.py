@@ -160,7 +160,15 @@ def straight(place: Path) -> Straight:
     return Straight(result=result_of(place / "straight"), seconds=time.monotonic() - begin)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 75),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_the_run_and_the_same_command_goes_on(
     start: Start, straight: Straight, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

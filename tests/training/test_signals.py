@@ -12,7 +12,7 @@ from mtkit.errors import StoppedError
 from mtkit.training.signals import StopRequest
 
 
-@pytest.mark.parametrize(("number", "interrupted"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)])
+@pytest.mark.parametrize(("number", "interrupted"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGHUP, False), (signal.SIGINT, True)])
 def test_a_signal_becomes_a_request(number: signal.Signals, interrupted: bool) -> None:
     before = signal.getsignal(number)
     with StopRequest().listen() as stop:
@@ -21,6 +21,17 @@ def test_a_signal_becomes_a_request(number: signal.Signals, interrupted: bool) -
         assert stop.requested
         assert stop.interrupted == interrupted
     assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest().listen() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_request_from_another_process_keeps_what_is_known() -> None:
