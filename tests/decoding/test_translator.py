@@ -289,11 +289,12 @@ def test_a_gpu_gives_the_translations_of_the_cpu(search: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("search", [{}, {"beam_size": 1}, {"method": "sample", "n_best": 2}])
 def test_workers_change_nothing(search: dict[str, Any]) -> None:
-    lines = [*sentences(60, seed=3), "", *sentences(5, seed=4)]
+    lines = [*sentences(25, seed=3), "", *sentences(5, seed=4)]
     expected = list(make(search, batch_tokens=40).translate(lines))
-    for workers in (1, 2, 3):
-        assert_same(list(make(search, batch_tokens=40, workers=workers).translate(lines)), expected)
-        assert [t.line for t in make(search, batch_tokens=40, workers=workers).translate(lines)] == list(range(1, 67))
+    for workers in (1, 3):
+        found = list(make(search, batch_tokens=40, workers=workers).translate(lines))
+        assert_same(found, expected)
+        assert [translation.line for translation in found] == list(range(1, 32))
 
 
 @pytest.mark.parametrize("search", [{}, {"beam_size": 1}, {"beam_size": 5, "n_best": 3, "length_penalty": 1.0, "penalty": "power"}])
