@@ -235,6 +235,12 @@ def watch_launcher() -> None:
     threading.Thread(target=wait, name="mtkit-launcher", daemon=True).start()
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask a run to stop. A SIGHUP that is ignored, as `nohup` has it, is none of them."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, *hangup]
+
+
 @contextlib.contextmanager
 def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
     """Pass signals on to the workers for the time of the block; gives the list of those that came. What `nohup` ignores, the workers ignore too."""
@@ -245,10 +251,7 @@ def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterato
         for worker in workers:
             worker.send_signal(number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, forward) for number in numbers}
+    previous = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         yield forwarded
     finally:

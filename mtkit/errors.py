@@ -71,3 +71,8 @@ class StoppedError(MTKitError):
     def __init__(self, message: str, *, interrupted: bool) -> None:
         super().__init__(message)
         self.exit_code = 130 if interrupted else 75  # type: ignore[misc]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is about memory, that of a GPU or that of the machine; torch has a class for the one and words for the other."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from mtkit import __version__
 from mtkit.cli import average, bench, console, export, inspect, preprocess, score, tokenizer, train, translate
 from mtkit.distributed import read_environment
-from mtkit.errors import MTKitError, ResourceError
+from mtkit.errors import MTKitError, ResourceError, is_out_of_memory
 
 BROKEN_PIPE_EXIT_CODE = 141
 INTERRUPT_EXIT_CODE = 130
@@ -40,7 +40,7 @@ class _Group(TyperGroup):
                 traceback.print_exc()
             code = _report(error)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if ctx.params["debug"]:
                 traceback.print_exc()
@@ -65,11 +65,6 @@ def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
             return ResourceError.exit_code
     console.report_error("interrupted", None)
     return INTERRUPT_EXIT_CODE
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether this is how torch says it, of a GPU by a class of its own and of a CPU by its words."""
-    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
 
 
 def _give_up(stream: TextIO) -> None:

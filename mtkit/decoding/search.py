@@ -197,6 +197,18 @@ def all_end(candidates: Candidates, *, beam_size: int) -> Tensor:
     return is_eos_AK.all(dim=1) & (is_eos_AK.size(1) == beam_size)
 
 
+def is_over(best_live_A: Tensor, worst_kept_A: Tensor, *, is_capped_A: Tensor, cap_penalty_A: Tensor) -> Tensor:
+    """Whether no live hypothesis can change the result any more, bool [A].
+
+    Args:
+        best_live_A: Log-probability of the best live hypothesis; -inf where there is none.
+        worst_kept_A: Score of the worst finished hypothesis that is kept; -inf where a place is empty.
+        is_capped_A: Whether the length cap is reached.
+        cap_penalty_A: Length penalty of the cap: no score of what is live can exceed best_live / cap_penalty.
+    """
+    return is_capped_A | (best_live_A == NEG_INF) | (best_live_A / cap_penalty_A <= worst_kept_A)
+
+
 def live_candidates(candidates: Candidates, *, beam_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """The best K candidates that do not end: log_prob_AK, place_AK, token_AK. Places without a candidate have the log-probability -inf."""
     live_AC, place_AC, token_AC = candidates.log_prob_AC.masked_fill(candidates.is_eos_AC, NEG_INF), candidates.place_AC, candidates.token_AC
@@ -297,11 +309,12 @@ class _Beam:
 
     def _retire(self, all_ended_A: Tensor, *, has_nan: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
         """Take the sentences that are done out of the active ones. The only place where the host waits for the device."""
-        best_live_A = self.log_prob_AK[:, 0]
-        best_score_A = best_live_A / scoring.length_penalty(self.cap_A.float(), self.alpha, self.penalty)
-        worst_kept_A = self.finished.score_AN[self.active_A, -1]
-        capped_A = self.cap_A <= self.num_steps
-        done_A = all_ended_A | capped_A | (best_live_A == NEG_INF) | (best_score_A <= worst_kept_A)
+        done_A = all_ended_A | is_over(
+            self.log_prob_AK[:, 0],
+            self.finished.score_AN[self.active_A, -1],
+            is_capped_A=self.cap_A <= self.num_steps,
+            cap_penalty_A=scoring.length_penalty(self.cap_A.float(), self.alpha, self.penalty),
+        )
         *done, nan = torch.cat([done_A, has_nan.view(1)]).tolist()
         if nan:
             refuse_nan()

@@ -6,18 +6,23 @@ import functools
 import importlib.util
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from mtkit.errors import UsageError
+
+T = TypeVar("T")
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
 InferencePrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+
+_WARMUP_RUNS = 3
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -115,6 +120,28 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def record_graph(run: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Record work on a GPU as a CUDA graph. It runs a few times before, so that libraries allocate and choose what they need.
+
+    Args:
+        run: The work. It has to take and leave its numbers in tensors that stay where they are, and must not ask the device for a value.
+        device: The GPU.
+
+    Returns:
+        The graph, which repeats the work when it is replayed, and what `run` returned, which holds the results of each replay.
+    """
+    side_stream = torch.cuda.Stream(device)
+    side_stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side_stream):
+        for _ in range(_WARMUP_RUNS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(side_stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 @functools.cache

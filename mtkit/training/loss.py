@@ -27,7 +27,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.get_autocast_dtype(hidden_ND.device.type) if torch.is_autocast_enabled(hidden_ND.device.type) else hidden_ND.dtype
+        dtype = product_dtype(hidden_ND)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             return _forward(ctx, hidden_ND.to(dtype), weight_RD.to(dtype), target_N, vocab_size, epsilon, is_trained)
 
@@ -72,6 +72,11 @@ def _forward(
     ctx.gradients = hidden_grad, weight_grad
     ctx.mark_non_differentiable(nll_sum)
     return loss_sum, nll_sum
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a matrix product with x: that of autocast where it is on."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 def chunk_size(num_tokens: int, device: torch.device) -> int:

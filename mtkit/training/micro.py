@@ -8,11 +8,8 @@ from torch import Tensor, nn
 
 from mtkit.data.loader import Batch, PackedBatch
 from mtkit.model.config import ModelConfig
-from mtkit.model.device import Precision, can_compile
+from mtkit.model.device import Precision, can_compile, record_graph
 from mtkit.model.transformer import Transformer
-
-WARMUP_RUNS = 3
-"""Runs before a graph is recorded, in which libraries allocate and choose what they need."""
 
 MicroStep = Callable[[Batch | PackedBatch, float], tuple[Tensor, Tensor]]
 """(batch, factor) -> loss and negative log-likelihood, as sums; adds the gradient of factor * loss to the parameters' gradients.
@@ -112,15 +109,7 @@ class GraphedMicroStep:
                 parameter.grad = torch.zeros_like(parameter)
         kept = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         generator_state = torch.cuda.get_rng_state(self._device)
-        side_stream = torch.cuda.Stream(self._device)
-        side_stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side_stream):
-            for _ in range(WARMUP_RUNS):
-                self._run()
-        torch.cuda.current_stream(self._device).wait_stream(side_stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = self._run()
+        self._graph, self._result = record_graph(self._run, self._device)
         torch.cuda.set_rng_state(generator_state, self._device)
         for parameter, gradient in zip(parameters, kept, strict=True):
             assert parameter.grad is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtkit.data.tokenizer import PAD_ID
 from mtkit.model.device import can_compile
-from mtkit.training.loss import add_product, chunk_size
+from mtkit.training.loss import add_product, chunk_size, product_dtype
 
 
 class _PairedLinearCrossEntropy(torch.autograd.Function):
@@ -30,8 +30,7 @@ class _PairedLinearCrossEntropy(torch.autograd.Function):
         alpha: float,
         is_trained: bool,
     ) -> tuple[Tensor, Tensor]:
-        device = first_ND.device
-        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else first_ND.dtype
+        device, dtype = first_ND.device, product_dtype(first_ND)
         with torch.autocast(device.type, enabled=False):
             hidden_NDs, weight_VD = (first_ND.to(dtype), second_ND.to(dtype)), weight_RD[:vocab_size].to(dtype)
             is_real_N1 = (target_N != PAD_ID)[:, None]

@@ -5,9 +5,8 @@ import os
 import signal
 from collections.abc import Iterator
 
+from mtkit.distributed import stop_signals
 from mtkit.errors import StoppedError
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
@@ -32,8 +31,7 @@ class StopRequest:
     @contextlib.contextmanager
     def listen(self) -> Iterator["StopRequest"]:
         """React to SIGTERM, SIGUSR1, SIGINT and SIGHUP within the block. A SIGHUP that is ignored, as `nohup` has it, stays so."""
-        heard = [number for number in _STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-        previous = {number: signal.signal(number, self._handle) for number in heard}
+        previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
         try:
             yield self
         finally:

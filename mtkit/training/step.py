@@ -17,6 +17,7 @@ from mtkit import faults
 from mtkit.data.batching import Lengths, PoolPlan
 from mtkit.data.loader import Batch, PackedBatch, Pairs, collate, load_batch, move
 from mtkit.distributed import World, all_reduce_sums, all_reduce_tensor
+from mtkit.errors import is_out_of_memory
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, compile_layers, without_compiled_layers
@@ -80,11 +81,6 @@ def update_batches(pairs: TrainingPairs, plan: PoolPlan, *, world: World, seed: 
 def _mix(*numbers: int) -> int:
     """A 63-bit seed from several numbers, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is about memory, that of a GPU or that of the machine."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _out_of_memory(is_here: bool) -> torch.OutOfMemoryError:
@@ -207,7 +203,7 @@ class Updater:
             extra: Numbers to be summed over all processes on the way, so that they need no exchange of their own.
 
         Raises:
-            RuntimeError: Out of memory, see `is_out_of_memory`; on all processes, unless one runs out in the middle of the exchange.
+            RuntimeError: Out of memory, see `errors.is_out_of_memory`; on all processes, unless one runs out in the middle of the exchange.
         """
         sums_here, is_split = self._accumulate_if_it_fits(batch, point="step"), False
         if sums_here is None and (halved := halves(batch)) is not None:
@@ -250,7 +246,7 @@ class Updater:
         """Run a micro-batch forward and backward, to see whether the memory suffices; nothing comes of it.
 
         Raises:
-            RuntimeError: Out of memory, see `is_out_of_memory`; on all processes.
+            RuntimeError: Out of memory, see `errors.is_out_of_memory`; on all processes.
         """
         update = UpdateBatch(micro_batches=[batch], weights=[0.0], seeds=[0], num_tgt_tokens=batch.num_tgt_tokens)
         is_short = self._accumulate_if_it_fits(update, point="try") is None

@@ -16,7 +16,7 @@ from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.data.batching import Budget, derive_budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
 from mtkit.distributed import World, all_reduce_sums
-from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError
+from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError, is_out_of_memory
 from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
@@ -30,7 +30,7 @@ from mtkit.training.run import RunDirectory
 from mtkit.training.saving import RunStore
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import TrainState
-from mtkit.training.step import Updater, UpdateResult, is_out_of_memory
+from mtkit.training.step import Updater, UpdateResult
 from mtkit.training.validate import ValidationFailedError, ValidationStoppedError, validate
 
 MAX_FAILED_SAVES = 3
@@ -173,8 +173,8 @@ class Trainer:
         """The pool to go on with; it has to be that which the run left, in the same batches, however many processes share them now."""
         state = self.state
         begun_with = state.micro_per_update if state.position > 0 else None
-        is_other = begun_with not in (None, self.feed.budget.micro_per_update)
-        planned = self.feed.plan(state.epoch, state.pool, budget=self._budget(begun_with or 1) if is_other else None)
+        budget = None if begun_with is None or begun_with == self.feed.budget.micro_per_update else self._budget(begun_with)
+        planned = self.feed.plan(state.epoch, state.pool, budget=budget)
         if state.position > 0 and state.pool_digest not in (None, planned.digest):
             raise ArtefactError(
                 f"{self._run.path}: stopped in the middle of pool {state.pool} of epoch {state.epoch}, which now holds other pairs",
@@ -235,12 +235,8 @@ class Trainer:
         lr = learning_rate(self.config.optim, state.step + 1, d_model=self.config.model.d_model, max_steps=self.config.training.max_steps)
         # Signals and clocks differ between processes, and a decision must not: all go by the sum of the signals and by the main process's clock.
         extra = (float(self._stop.requested), float(self._stop.interrupted), self._elapsed() if self.place.world.is_main else 0.0)
-        try:
+        with self._naming_what_does_not_fit(f"update {state.step + 1}"):
             result = self.updater.run(placed.batch, lr=lr, extra=extra)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise self._out_of_memory(f"update {state.step + 1}") from error
         requested, interrupted, state.elapsed_s = result.extra_sums
         if requested:
             self._stopping = True
@@ -276,19 +272,22 @@ class Trainer:
             return
         largest = planned.plan.largest(planned.pool.src_lengths, planned.pool.tgt_lengths)
         batch = load_batch(planned.pool, largest)
-        try:
+        with self._naming_what_does_not_fit("the largest batch"):
             self.updater.try_out(batch)
+
+    @contextlib.contextmanager
+    def _naming_what_does_not_fit(self, what: str) -> Iterator[None]:
+        """A block in which a lack of memory becomes an error for users."""
+        try:
+            yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._out_of_memory("the largest batch") from error
-
-    def _out_of_memory(self, what: str) -> ResourceError:
-        return ResourceError(
-            f"{what} does not fit into the memory of {self.place.device}",
-            hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
-            "--dry-run tries the largest batch. The last checkpoint is intact.",
-        )
+            raise ResourceError(
+                f"{what} does not fit into the memory of {self.place.device}",
+                hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
+                "--dry-run tries the largest batch. The last checkpoint is intact.",
+            ) from error
 
     def _skip(self, result: UpdateResult, placed: PlacedBatch) -> None:
         """Count an update that was not applied; too many in a row end the run."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_signals import CONFIG, Result, Training, result_of
-from tests.e2e.toy import run_mtkit, write_pairs
+from tests.e2e.toy import write_small_shards
 
 Start = Callable[..., Training]
 
@@ -18,11 +18,7 @@ Start = Callable[..., Training]
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that holds `shards` and `config.toml`."""
     place = tmp_path_factory.mktemp("ranks")
-    write_pairs(place, {"train": 300, "dev": 8}, seed=5)
-    (place / "config.toml").write_text(CONFIG, "utf-8")
-    run_mtkit("tokenizer", "train", place / "train.en", place / "train.de", "--vocab-size", "300", "--output", place / "tokenizer")
-    corpora = ("--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de")
-    run_mtkit("preprocess", *corpora, "--tokenizer", place / "tokenizer", "--output", place / "shards", "--workers", "1")
+    write_small_shards(place, CONFIG)
     return place
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mtkit.artefacts import verify_directory
 from tests.e2e.test_signals import CONFIG, Result, Training, result_of
-from tests.e2e.toy import mtkit_environment, run_mtkit, write_pairs
+from tests.e2e.toy import mtkit_environment, write_small_shards
 from tests.helpers import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.reliability]
@@ -44,11 +44,7 @@ main()
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory that holds `shards` and `config.toml`."""
     place = tmp_path_factory.mktemp("resources")
-    write_pairs(place, {"train": 300, "dev": 8}, seed=5)
-    (place / "config.toml").write_text(CONFIG, "utf-8")
-    run_mtkit("tokenizer", "train", place / "train.en", place / "train.de", "--vocab-size", "300", "--output", place / "tokenizer")
-    corpora = ("--train", place / "train.en", place / "train.de", "--dev", place / "dev.en", place / "dev.de")
-    run_mtkit("preprocess", *corpora, "--tokenizer", place / "tokenizer", "--output", place / "shards", "--workers", "1")
+    write_small_shards(place, CONFIG)
     return place
 
 

@@ -59,6 +59,16 @@ def write_pairs(directory: Path, sizes: dict[str, int], *, seed: int) -> None:
             (directory / f"{name}.{suffix}").write_bytes("".join(f"{line}.\n" for line in lines).encode())
 
 
+def write_small_shards(directory: Path, config: str) -> None:
+    """Make `shards` of a few hundred pairs, and `config.toml`, for runs of a second or two."""
+    write_pairs(directory, {"train": 300, "dev": 8}, seed=5)
+    (directory / "config.toml").write_text(config, "utf-8")
+    train, dev = ([directory / f"{name}.en", directory / f"{name}.de"] for name in ("train", "dev"))
+    run_mtkit("tokenizer", "train", *train, "--vocab-size", "300", "--output", directory / "tokenizer")
+    made = ("--tokenizer", directory / "tokenizer", "--output", directory / "shards")
+    run_mtkit("preprocess", "--train", *train, "--dev", *dev, *made, "--workers", "1")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """Where the shared run has put everything.

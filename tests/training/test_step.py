@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from mtkit.training import step as module
 from mtkit.training.config import TrainConfig
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep
 from mtkit.training.step import UpdateBatch, Updater, halves, update_batches
-from tests.helpers import REPOSITORY
+from tests.helpers import run_on_two_ranks
 from tests.training import ranks
 from tests.training.toy import TOY
 
@@ -53,19 +49,7 @@ class Ranks:
 def two(toy_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What two real processes, connected by gloo, have computed."""
     output = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    common["PYTHONPATH"] = str(REPOSITORY)
-    command = [sys.executable, "-m", "tests.training.ranks", str(toy_shards), str(output)]
-    workers = [subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=REPOSITORY) for rank in range(2)]
-    try:
-        assert [worker.wait(timeout=100) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    run_on_two_ranks("tests.training.ranks", toy_shards, output)
     names = ("first", "last", "weights")
     return Ranks(
         tensors=[{name: read_tensors(output / f"{name}-{rank}.safetensors") for name in names} for rank in range(2)],

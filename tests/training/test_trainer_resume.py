@@ -3,9 +3,6 @@
 import dataclasses
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from mtkit.errors import StoppedError
 from mtkit.training.progress import read_metrics
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
-from tests.helpers import REPOSITORY
+from tests.helpers import run_on_two_ranks
 from tests.training import worlds
 from tests.training.test_trainer import fingerprint
 from tests.training.toy import TOY
@@ -141,18 +138,7 @@ def test_an_interrupted_run_is_the_straight_one_to_the_bit_in_more_situations(
 
 
 def train_on_two(tree: codec.Tree, run: Path, output: Path) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "tests.training.worlds", json.dumps(tree), str(run), str(output)]
-    ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=REPOSITORY) for rank in range(2)]
-    try:
-        assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_on_two_ranks("tests.training.worlds", json.dumps(tree), run, output)
     return [json.loads((output / f"{rank}.json").read_text()) for rank in range(2)]
 
 

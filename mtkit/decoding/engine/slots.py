@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mtkit.data.tokenizer import BOS_ID
 from mtkit.decoding import scoring
@@ -22,6 +21,7 @@ from mtkit.decoding.search import (
     Finished,
     Hypothesis,
     all_end,
+    is_over,
     live_candidates,
     merge_finished,
     rank_candidates,
@@ -29,6 +29,7 @@ from mtkit.decoding.search import (
     refuse_nan,
 )
 from mtkit.decoding.steps import pad_sources
+from mtkit.model.device import record_graph
 from mtkit.model.slots import SlotCache
 from mtkit.model.transformer import Transformer
 
@@ -46,9 +47,6 @@ STEPS_BETWEEN_LOOKS = 4
 
 SMALLEST_REFILL = 8
 """One of so many slots has to be free before sentences are encoded for them, unless there is nothing else to do: the encoder likes large batches."""
-
-WARMUP_STEPS = 3
-"""Steps before a graph is recorded, in which libraries allocate and choose what they need."""
 
 
 class SlotSearches:
@@ -110,7 +108,7 @@ class SlotSearch:
     ) -> None:
         weight = model.tgt_weight
         device = self._device = weight.device
-        self._model, self._beam_size, self._alpha, self._penalty = model, beam_size, length_penalty, penalty
+        self._model, self._alpha, self._penalty = model, length_penalty, penalty
         self._steps_between_looks = steps_between_looks
         self._cache = SlotCache(
             model.config,
@@ -141,7 +139,8 @@ class SlotSearch:
         self._lattice_parent_BTK = torch.zeros_like(self._lattice_token_BTK)
         self._run_step: Callable[[], None] = self._step
         if device.type == "cuda":
-            self._run_step = self._record()
+            # All slots are empty, so that what it computes meanwhile counts for nothing.
+            self._run_step = record_graph(self._step, device)[0].replay
 
     def run(self, sources: Sequence[Sequence[int]], max_lengths: Sequence[int]) -> list[list[Hypothesis]]:
         """Search sentences.
@@ -210,14 +209,12 @@ class SlotSearch:
         self._token_BK.copy_(token_BK)
         self._cache.reorder(place_BK)
         self._num_steps_B += ~self._is_done_B
-        self._is_done_B |= self._now_done(all_end(candidates, beam_size=beam_size))
-
-    def _now_done(self, all_ended_B: Tensor) -> Tensor:
-        """Which searches have nothing left to find, as in `beam_search`."""
-        best_live_B = self._log_prob_BK[:, 0]
-        best_score_B = best_live_B / self._penalty_T[self._cap_B - 1]
-        is_capped_B = self._cap_B <= self._num_steps_B
-        return all_ended_B | is_capped_B | (best_live_B == NEG_INF) | (best_score_B <= self._finished.score_AN[:, -1])
+        self._is_done_B |= all_end(candidates, beam_size=beam_size) | is_over(
+            self._log_prob_BK[:, 0],
+            self._finished.score_AN[:, -1],
+            is_capped_A=self._cap_B <= self._num_steps_B,
+            cap_penalty_A=self._penalty_T[self._cap_B - 1],
+        )
 
     def _read(self, slots: list[int]) -> list[list[Hypothesis]]:
         """The results of slots whose search is done."""
@@ -233,16 +230,3 @@ class SlotSearch:
             read_lattice(tokens, parents, zip(*rows, strict=True), live, length=length, alpha=self._alpha, penalty=self._penalty)
             for length, tokens, parents, live, *rows in zip(lengths, tokens_FTK, parents_FTK, live_FK, *finished, strict=True)
         ]
-
-    def _record(self) -> Callable[[], None]:
-        """Record the step as a CUDA graph. All slots are empty, so that what it computes meanwhile counts for nothing."""
-        side_stream = torch.cuda.Stream(self._device)
-        side_stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side_stream):
-            for _ in range(WARMUP_STEPS):
-                self._step()
-        torch.cuda.current_stream(self._device).wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        return graph.replay
