@@ -205,6 +205,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, opener: Any) -> None:
         ("ein Satz\n".encode("utf-16"), "UTF-16"),
         ("\ufeffein Satz\n".encode("utf-16-be"), "UTF-16"),
     ],
+    ids=["gzip", "bzip2", "xz", "zstd", "zip", "utf-16", "utf-16-be"],  # gzip's header holds the time: no name for a test
 )
 def test_what_is_no_text_is_refused_and_not_read_as_noise(tmp_path: Path, data: bytes, what: str) -> None:
     path = tmp_path / "x"
