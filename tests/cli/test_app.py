@@ -14,7 +14,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from mtkit import __version__
-from mtkit.cli.app import app
+from mtkit.cli.app import IDLE_SPINS, app
 from tests.helpers import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "command_surface.txt"
@@ -81,6 +81,10 @@ def chat() -> None:
 @app.command("report")
 def report() -> None:
     console.print_json({"a": 1})
+
+@app.command("compute")
+def compute() -> None:
+    import torch
 
 main()
 """
@@ -159,6 +163,18 @@ for path in {[[*path[1:], "--help"] for path in COMMANDS] + [["--version"]]!r}:
 print([name for name in {SLOW_IMPORTS!r} if name in sys.modules])
 """
     assert run(sys.executable, "-c", script).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "spins"), [({}, str(IDLE_SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")]
+)
+def test_idle_threads_sleep_unless_the_user_decides(failing: str, set_by_user: dict[str, str], spins: str) -> None:
+    environment = {name: value for name, value in measured_environment().items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    shown = run(sys.executable, failing, "compute", env=environment | set_by_user | {"OMP_DISPLAY_ENV": "verbose"}).stderr
+    if "GOMP_SPINCOUNT" not in shown:
+        pytest.skip("this torch uses another OpenMP than GNU's")
+
+    assert f"GOMP_SPINCOUNT = '{spins}'" in shown
 
 
 def test_version() -> None:
