@@ -19,7 +19,6 @@ from mtkit.artefacts import atomic_directory, verify_directory
 from mtkit.benchmark.machine import describe_machine
 from mtkit.benchmark.synthetic import synthetic_pairs, synthetic_text
 from mtkit.config import to_dict
-from mtkit.data.batching import derive_budget
 from mtkit.data.loader import PackedBatch
 from mtkit.data.pools import ShardPools
 from mtkit.data.preprocess import PreprocessConfig
@@ -29,8 +28,9 @@ from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
 from mtkit.distributed import World
 from mtkit.errors import MTKitError, ResourceError
 from mtkit.files import write_json
+from mtkit.training.config import BatchConfig
 from mtkit.training.dry_run import peak_memory_mb
-from mtkit.training.feed import Feed, PlacedBatch
+from mtkit.training.feed import Feed, PlacedBatch, choose_budget
 
 SHARD_PAIRS = PreprocessConfig().shard_pairs
 VOCAB_SIZE = 1000
@@ -97,8 +97,7 @@ class _Work:
 
     Attributes:
         directory: The shard set.
-        batch_tokens: Target tokens of an update.
-        max_tokens: Positions of a micro-batch.
+        batch: How much goes into an update.
         is_packed: Kind of the batches.
         start: Epoch, pool and position.
         num_pools: Pools to use up; 0 ends with the first batch.
@@ -106,8 +105,7 @@ class _Work:
     """
 
     directory: Path
-    batch_tokens: int
-    max_tokens: int
+    batch: BatchConfig
     is_packed: bool
     start: tuple[int, int, int]
     num_pools: int
@@ -139,15 +137,15 @@ def bench_data(directory: Path, *, batch_tokens: int = 25_000, max_tokens: int =
     shards = ShardSet.open(directory)
     source = ShardPools(shards, seed=_SEED)
     middle = source.num_pools // 2
-    feed = Feed(source, budget=derive_budget(batch_tokens=batch_tokens, max_tokens=max_tokens, world_size=1), seed=_SEED, world=World())
+    batch = BatchConfig(batch_tokens=batch_tokens, max_tokens=max_tokens)
+    feed = Feed(source, budget=choose_budget(source, batch, world_size=1, is_packed=False), seed=_SEED, world=World())
     place = (0, middle, feed.plan(0, middle).plan.num_updates // 2)
     num_bytes = sum(file.stat().st_size for name in shards.meta.shards for file in directory.glob(f"{name.name}.*"))
 
     def run(*, is_packed: bool = False, start: tuple[int, int, int], num_pools: int, digest_at: tuple[int, int, int] | None = None) -> _Result:
         work = _Work(
             directory=directory,
-            batch_tokens=batch_tokens,
-            max_tokens=max_tokens,
+            batch=batch,
             is_packed=is_packed,
             start=start,
             num_pools=num_pools,
@@ -276,9 +274,7 @@ def measure(work: _Work) -> _Result:
     started = time.perf_counter()
     source = ShardPools(ShardSet.open(work.directory), seed=_SEED)
     open_s = time.perf_counter() - started
-    lengths = source.read(0, 0).lengths if work.is_packed else None
-    budget = derive_budget(batch_tokens=work.batch_tokens, max_tokens=work.max_tokens, world_size=1, packed_for=lengths)
-    del lengths
+    budget = choose_budget(source, work.batch, world_size=1, is_packed=work.is_packed)
     feed = Feed(source, budget=budget, seed=_SEED, world=World())
     epoch, pool, position = work.start
     with feed.prefetch(feed.plan(epoch, pool), position=position) as batches:

@@ -9,7 +9,7 @@ import torch
 
 from mtkit.benchmark.machine import Spread, describe_machine, matmul_flops_per_s, spread, synchronize
 from mtkit.benchmark.synthetic import synthetic_pairs
-from mtkit.data.batching import derive_budget, plan_pool
+from mtkit.data.batching import derive_budget, plan_pool, with_packing
 from mtkit.data.loader import Prefetcher
 from mtkit.distributed import World
 from mtkit.model.config import flops_per_token
@@ -116,8 +116,9 @@ def bench_train(
         is_packed=is_packed,
         compile_model=config.training.compile_layers,
     )
-    lengths = (pairs.src_lengths, pairs.tgt_lengths) if is_packed else None
-    budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=1, packed_for=lengths)
+    budget = derive_budget(batch_tokens=config.batch.batch_tokens, max_tokens=config.batch.max_tokens, world_size=1)
+    if is_packed:
+        budget = with_packing(budget, pairs.src_lengths, pairs.tgt_lengths)
     plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=budget, seed=config.seed, epoch=0, pool=0)
 
     def endless() -> Iterator[UpdateBatch]:

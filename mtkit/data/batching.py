@@ -37,7 +37,7 @@ class Budget:
     shape: PackedShape | None = None
 
 
-def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int, packed_for: tuple[Lengths, Lengths] | None = None) -> Budget:
+def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int) -> Budget:
     """Split an update of `batch_tokens` target tokens into the fewest micro-batches that the devices can hold.
 
     The number of micro-batches is a multiple of `world_size` and each holds an equal part, so that the update stays the same size on any number of
@@ -47,27 +47,28 @@ def derive_budget(*, batch_tokens: int, max_tokens: int, world_size: int, packed
         batch_tokens: Target tokens of one update.
         max_tokens: Positions that one device holds at once.
         world_size: Number of processes.
-        packed_for: Source and target lengths, without EOS, of a random part of the corpus: micro-batches are packed, in a shape for these.
-            None: they are padded.
+
+    Returns:
+        Of padded micro-batches; `with_packing` makes one of packed ones of it.
     """
     smallest = -(-batch_tokens // max_tokens)
     micro_per_update = -(-smallest // world_size) * world_size
-    budget = Budget(micro_per_update=micro_per_update, tgt_tokens=max(1, batch_tokens // micro_per_update), max_tokens=max_tokens)
-    return budget if packed_for is None else with_packing(budget, *packed_for)
+    return Budget(micro_per_update=micro_per_update, tgt_tokens=max(1, batch_tokens // micro_per_update), max_tokens=max_tokens)
 
 
-def with_packing(budget: Budget, src_lengths: Lengths, tgt_lengths: Lengths) -> Budget:
+def with_packing(budget: Budget, src_lengths: Lengths, tgt_lengths: Lengths, *, longest: int = 0) -> Budget:
     """The same budget for packed micro-batches.
 
     Args:
         budget: For padded ones.
         src_lengths: Source tokens, without EOS, of a random part of the corpus.
         tgt_lengths: Target tokens, likewise.
+        longest: Tokens, without EOS, that a sentence outside this part may have.
     """
     src, tgt = src_lengths.astype(np.int64) + 1, tgt_lengths.astype(np.int64) + 1
     # Where sources are the longer side, they must fit too; the source positions of a shape are a multiple of 8.
     within = budget.max_tokens // 8 * 8 * int(tgt.sum()) // int(src.sum())
-    return dataclasses.replace(budget, shape=packed_shape(src, tgt, tgt_tokens=max(1, min(budget.tgt_tokens, within))))
+    return dataclasses.replace(budget, shape=packed_shape(src, tgt, tgt_tokens=max(1, min(budget.tgt_tokens, within)), longest=longest + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

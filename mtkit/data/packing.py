@@ -39,17 +39,17 @@ class PackedShape:
         return self.max_sentences + -(-max(self.src_tokens, self.tgt_tokens) // self.max_length)
 
 
-def packed_shape(src: Indices, tgt: Indices, *, tgt_tokens: int) -> PackedShape:
+def packed_shape(src: Indices, tgt: Indices, *, tgt_tokens: int, longest: int = 0) -> PackedShape:
     """The shape in which the sources and targets of a corpus fill up together.
 
     Args:
-        src: Source tokens, with EOS, of a random part of the corpus. The next power of two above the longest length on either side is the
-            `max_length`.
+        src: Source tokens, with EOS, of a random part of the corpus.
         tgt: Target tokens, likewise.
         tgt_tokens: Target positions of a micro-batch.
+        longest: Tokens, with EOS, that a sentence outside this part may have. The next power of two above the longest is the `max_length`.
     """
     src_tokens = -(-tgt_tokens * int(src.sum()) // (int(tgt.sum()) * 8)) * 8
-    longest = max(int(src.max()), int(tgt.max()))
+    longest = max(longest, int(src.max()), int(tgt.max()))
     return PackedShape(
         src_tokens=src_tokens,
         tgt_tokens=tgt_tokens,

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mtkit.data import order as orders
 from mtkit.data.order import EpochOrder, Order
 from mtkit.data.shards import ShardSet
 from mtkit.data.token_file import Ids
@@ -87,6 +88,10 @@ class PoolSource(Protocol):
     def num_epochs(self) -> int | None:
         """How often the data can be read from its beginning; None = any number of times."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens, without EOS, that a sentence may have; 0 = not known. Without reading all the data: few or none have as many."""
+
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool into memory. If it has no pairs, it is the next one that has some."""
 
@@ -121,6 +126,11 @@ class ShardPools:
     def num_pools(self) -> int:
         """Pools of an epoch."""
         return self._order.num_pools
+
+    @property
+    def longest(self) -> int:
+        """Tokens, without EOS, that a sentence may have; 0 = not known."""
+        return max(self._shards.max_lengths()) if self._shards.num_pairs <= orders.POOL_PAIRS else self._shards.length_limit
 
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool into memory.

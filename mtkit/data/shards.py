@@ -175,6 +175,13 @@ class ShardSet:
         """The same of the targets."""
         return np.concatenate([np.zeros(0, dtype=np.int32), *(tgt.lengths for _, tgt in self._shards)])
 
+    @property
+    def length_limit(self) -> int:
+        """Tokens, without EOS, above which `preprocess` dropped a pair; 0 = none was dropped for its length."""
+        filters = self.manifest.config.get("filters")
+        limit = filters.get("max_length") if isinstance(filters, dict) else None
+        return limit if isinstance(limit, int) else 0
+
     def max_lengths(self) -> tuple[int, int]:
         """Tokens of the longest source and of the longest target, 0 if there is no pair; one file at a time is in memory."""
         longest = [0, 0]

@@ -44,6 +44,7 @@ class StreamPools:
         num_pairs: None: only the end of the text will tell.
         num_pools: None.
         num_epochs: How often the text can be read: once if it comes through a pipe, else None = any number of times.
+        longest: Tokens, without EOS, that a sentence may have; 0 = any number.
         fingerprint: sha256 that stands for the data: the first `HEAD_ROWS` rows, the sizes of the files, the tokenizer and the filters.
 
     Raises:
@@ -56,6 +57,7 @@ class StreamPools:
     def __init__(self, corpus: Corpus, *, tokenizer: Tokenizer, filters: FilterConfig) -> None:
         corpus.check_start()
         self.num_epochs = 1 if corpus.is_pipe else None
+        self.longest = filters.max_length or 0
         self._corpus = corpus
         self._encoder = BlockEncoder(tokenizer, filters)
         self._pool_rows = order.POOL_PAIRS

@@ -119,6 +119,11 @@ class SampledPools:
         """How often the data can be read; None = any number of times."""
         return self._source.num_epochs
 
+    @property
+    def longest(self) -> int:
+        """Tokens, without EOS, that a sentence may have, where a drawn segmentation is not more than twice as long as the stored one."""
+        return 2 * self._source.longest
+
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool and draw; the same arguments give the same pool.
 

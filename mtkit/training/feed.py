@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtkit.data.batching import Budget, PoolPlan, plan_pool
+from mtkit.data.batching import Budget, PoolPlan, derive_budget, plan_pool, with_packing
 from mtkit.data.loader import CLOSE_TIMEOUT_S, Prefetcher
 from mtkit.data.pools import Pool, PoolSource
 from mtkit.distributed import World
+from mtkit.training.config import BatchConfig
 from mtkit.training.step import UpdateBatch, update_batches
 
 PIPE_TIMEOUT_S = 0.2
@@ -68,6 +69,19 @@ class PlacedBatch:
         return [self.planned.pool.indices[group].tolist() for group in self.planned.plan.update(self.position)]
 
 
+def choose_budget(source: PoolSource, config: BatchConfig, *, world_size: int, is_packed: bool) -> Budget:
+    """The size of a micro-batch.
+
+    Args:
+        source: The training data. Packed micro-batches get a shape for its first pool, with room for the longest sentence of all.
+        config: How much goes into an update.
+        world_size: The number of micro-batches in an update becomes a multiple of it.
+        is_packed: Whether micro-batches are packed.
+    """
+    budget = derive_budget(batch_tokens=config.batch_tokens, max_tokens=config.max_tokens, world_size=world_size)
+    return with_packing(budget, *source.read(0, 0).lengths, longest=source.longest) if is_packed else budget
+
+
 class Feed:
     """Gives a process its share of every update; a pure function of the arguments and of the place.
 
@@ -105,6 +119,11 @@ class Feed:
         if planned.pool.is_last and planned.pool.number == 0:
             return planned.plan.num_updates
         return None if self.source.num_pairs is None else round(planned.plan.num_updates * self.source.num_pairs / len(planned.pool))
+
+    def skipped_per_epoch(self, planned: PlannedPool) -> int:
+        """Pairs of an epoch that no batch can hold: exact where an epoch is one pool, else estimated likewise."""
+        num_skipped = planned.plan.num_skipped
+        return num_skipped if self.source.num_pairs is None else round(num_skipped * self.source.num_pairs / len(planned.pool))
 
     def batches(self, pools: Iterator[PlannedPool], *, position: int = 0) -> Iterator[PlacedBatch]:
         """This process's share of the updates of some pools, one pool after the other.

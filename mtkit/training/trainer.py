@@ -13,7 +13,7 @@ import torch
 
 from mtkit import faults
 from mtkit.checkpoint.manager import StoredCheckpoint
-from mtkit.data.batching import Budget, derive_budget
+from mtkit.data.batching import Budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
 from mtkit.distributed import World, all_reduce_sums
 from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError, is_out_of_memory
@@ -21,7 +21,7 @@ from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.config import TrainConfig, require_tying_fits
-from mtkit.training.feed import Feed, PlacedBatch, PlannedPool
+from mtkit.training.feed import Feed, PlacedBatch, PlannedPool, choose_budget
 from mtkit.training.micro import can_pack
 from mtkit.training.optim import learning_rate
 from mtkit.training.prepare import RunData
@@ -111,9 +111,7 @@ class Trainer:
 
     def _budget(self, num_divisor: int) -> Budget:
         """The size of a micro-batch where their number in an update is to be a multiple of this."""
-        batch = self.config.batch
-        lengths = self.data.source.read(0, 0).lengths if self._is_packed else None
-        return derive_budget(batch_tokens=batch.batch_tokens, max_tokens=batch.max_tokens, world_size=num_divisor, packed_for=lengths)
+        return choose_budget(self.data.source, self.config.batch, world_size=num_divisor, is_packed=self._is_packed)
 
     def largest_batch(self) -> tuple[Batch | PackedBatch, PlannedPool]:
         """The largest micro-batch of the first pool, and the pool."""
@@ -422,14 +420,14 @@ class Trainer:
         )
 
     def _facts(self, planned: PlannedPool) -> dict[str, Any]:
-        """What the run has to do. Skipped pairs and padding are those of the first pool of this session, and `updates_per_epoch` goes by it."""
+        """What the run has to do. Padding is that of the first pool of this session, and the numbers per epoch go by it."""
         return {
             "device": str(self.place.device),
             "precision": self.place.precision.name,
             "world_size": self.place.world.size,
             "parameters": self.updater.model.num_parameters(),
             "pairs": self.data.source.num_pairs,
-            "pairs_skipped": planned.plan.num_skipped,
+            "pairs_skipped": self.feed.skipped_per_epoch(planned),
             "updates_per_epoch": self.feed.updates_per_epoch(planned),
             "micro_batches_per_update": self.feed.budget.micro_per_update,
             "padding_share": planned.plan.padding_share,

@@ -11,8 +11,10 @@ from mtkit.benchmark import data as module
 from mtkit.benchmark.data import bench_data, generate_shards
 from mtkit.data.shards import ShardSet
 from mtkit.errors import MTKitError, ResourceError
+from mtkit.training.config import BatchConfig
 
 NUM_PAIRS = 250
+BATCH = BatchConfig(batch_tokens=200, max_tokens=100)
 
 
 @pytest.fixture(autouse=True)
@@ -93,14 +95,18 @@ def test_another_batch_is_not_equal(directory: Path, here: list[module._Work], m
 
 
 def test_a_process_of_its_own_measures(directory: Path) -> None:
-    work = module._Work(directory=directory, batch_tokens=200, max_tokens=100, is_packed=False, start=(0, 0, 3), num_pools=0, digest_at=(0, 0, 3))
+    work = module._Work(
+        directory=directory, batch=BatchConfig(batch_tokens=200, max_tokens=100), is_packed=False, start=(0, 0, 3), num_pools=0, digest_at=(0, 0, 3)
+    )
     result = module._in_new_process(work)
     assert len(result.digest) == 64
     assert 0 < result.rss_at_start_mb <= result.rss_mb
 
 
 def test_an_error_of_the_process_is_handed_on(directory: Path) -> None:
-    work = module._Work(directory=directory, batch_tokens=200, max_tokens=100, is_packed=False, start=(0, 0, 0), num_pools=0, digest_at=None)
+    work = module._Work(
+        directory=directory, batch=BatchConfig(batch_tokens=200, max_tokens=100), is_packed=False, start=(0, 0, 0), num_pools=0, digest_at=None
+    )
     (directory / "shard-00000.src").unlink()
     here, there = multiprocessing.Pipe()
     module._run(there, work)

@@ -43,6 +43,24 @@ def test_a_pool_holds_the_pairs_that_it_names(directory: Path, monkeypatch: pyte
         assert pool.src_offsets[-1] == len(pool.src_ids)
 
 
+def test_the_longest_sentence_is_looked_up_in_small_sets_and_the_limit_of_the_filter_in_large_ones(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = ShardSet.open(directory)
+    longest = int(max(shards.src_lengths.max(), shards.tgt_lengths.max()))
+    assert ShardPools(shards, seed=3).longest == longest
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", NUM_PAIRS - 1)
+    assert ShardPools(shards, seed=3).longest == PreprocessConfig().filters.max_length == shards.length_limit == 250
+
+
+@pytest.mark.parametrize("config", [{}, {"filters": None}, {"filters": {"max_length": None}}, {"filters": {"max_length": "9"}}, {"filters": [3]}])
+def test_a_set_that_says_no_limit_has_none(directory: Path, config: dict[str, Any]) -> None:
+    shards = ShardSet.open(directory)
+    shards.manifest.config.clear()
+    shards.manifest.config.update(config)
+    assert shards.length_limit == 0
+
+
 def test_a_pool_is_read_again_as_it_was(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 9)
     first, again = (ShardPools(ShardSet.open(directory), seed=3).read(2, 1) for _ in range(2))

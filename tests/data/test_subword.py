@@ -238,6 +238,10 @@ class OnePool:
             tgt_offsets=tgt_offsets,
         )
 
+    @property
+    def longest(self) -> int:
+        return 20
+
     def close(self) -> None:
         pass
 
@@ -245,7 +249,7 @@ class OnePool:
 def test_pools_are_drawn_anew_in_each_epoch() -> None:
     source = OnePool()
     pools = SampledPools(source, SubwordSampler(PLAIN, alpha=0.2), seed=5)
-    assert (pools.num_pairs, pools.num_pools) == (30, 1)
+    assert (pools.num_pairs, pools.num_pools, pools.longest) == (30, 1, 2 * source.longest)
     drawn: list[dict[int, tuple[list[int], list[int]]]] = []
     for epoch in (0, 1, 1):
         pool = pools.read(epoch, 0)

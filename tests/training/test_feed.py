@@ -19,7 +19,8 @@ from mtkit.data.shards import ShardSet
 from mtkit.data.stream import StreamPools
 from mtkit.distributed import World
 from mtkit.errors import DataError
-from mtkit.training.feed import Feed, PlacedBatch
+from mtkit.training.config import BatchConfig
+from mtkit.training.feed import Feed, PlacedBatch, choose_budget
 
 POOL_PAIRS = 50
 
@@ -75,6 +76,31 @@ def test_every_epoch_has_every_pair_once(shards: ShardSet) -> None:
     assert [place(item) for item in placed[1:]] == [item.following for item in placed[:-1]]
     assert place(placed[-1]) == (2, 0, 0)
     assert len({seed for item in placed for seed in item.batch.seeds}) == sum(len(item.batch.seeds) for item in placed)
+
+
+def test_a_packed_feed_has_every_pair_of_every_pool(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 5)
+    longest = int(np.maximum(shards.src_lengths, shards.tgt_lengths).max())
+    source = next(
+        source
+        for source in (ShardPools(shards, seed=seed) for seed in range(50))
+        if 2 * max(map(max, source.read(0, 0).lengths)) <= longest  # a shape for the first pool alone would leave pairs out
+    )
+    budget = choose_budget(source, BatchConfig(batch_tokens=400, max_tokens=400), world_size=1, is_packed=True)
+    feed = Feed(source, budget=budget, seed=5, world=World())
+    assert source.num_pools is not None
+    plans = [feed.plan(0, number).plan for number in range(source.num_pools)]
+    assert sum(len(plan.indices) for plan in plans) == shards.num_pairs
+    assert {plan.shape for plan in plans} == {budget.shape}
+
+
+def test_skipped_pairs_are_estimated_for_the_whole_epoch(shards: ShardSet) -> None:
+    longest = int(np.maximum(shards.src_lengths, shards.tgt_lengths).max())
+    budget = derive_budget(batch_tokens=longest, max_tokens=longest // 2, world_size=1)
+    feed = Feed(ShardPools(shards, seed=5), budget=budget, seed=5, world=World())
+    planned = feed.plan(0, 0)
+    assert planned.plan.num_skipped > 0
+    assert feed.skipped_per_epoch(planned) == round(planned.plan.num_skipped * shards.num_pairs / len(planned.pool))
 
 
 def test_the_pair_numbers_are_those_of_the_tensors(shards: ShardSet) -> None:
@@ -195,6 +221,8 @@ def test_updates_per_epoch_of_a_stream_are_known_when_it_is_one_pool(
     write_tsv(toy_text, tmp_path / "train.tsv")
     feed = stream_feed(toy_text, toy_shards, [str(tmp_path / "train.tsv")])
     assert [feed.updates_per_epoch(feed.plan(0, number)) for number in range(3)] == [None] * 3
+    assert feed.skipped_per_epoch(feed.plan(0, 0)) == feed.plan(0, 0).plan.num_skipped
+    assert feed.source.longest == 250
     monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 120)
     feed = stream_feed(toy_text, toy_shards, [str(tmp_path / "train.tsv")])
     planned = feed.plan(0, 0)
