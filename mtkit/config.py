@@ -99,7 +99,8 @@ def read_toml(path: Path) -> Tree:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: bad UTF-8, a number of too many digits
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from error
+        hint = "A config that is JSON or YAML has to be written anew; `mtkit train ... --print-config` prints all keys as TOML."
+        raise ConfigError(f"{path}: is not valid TOML: {error}", hint=hint if path.suffix in (".json", ".yaml", ".yml") else None) from error
 
 
 def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:

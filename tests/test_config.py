@@ -369,6 +369,14 @@ def test_a_file_that_is_no_toml(tmp_path: Path, data: bytes) -> None:
         read_toml(tmp_path / "config.toml")
 
 
+@pytest.mark.parametrize(("name", "has_hint"), [("config.json", True), ("config.yaml", True), ("config.toml", False)])
+def test_a_config_of_another_kind_is_told_what_to_do(tmp_path: Path, name: str, has_hint: bool) -> None:
+    (tmp_path / name).write_text('{"seed": 1}')
+    with pytest.raises(ConfigError) as caught:
+        read_toml(tmp_path / name)
+    assert ("--print-config" in (caught.value.hint or "")) == has_hint
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="config.toml: cannot be read: No such file or directory"):
         read_toml(tmp_path / "config.toml")

@@ -11,7 +11,7 @@ from torch import Tensor
 from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, read_description, read_model_tensors, require_fitting_tokenizer, save_model
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
-from mtkit.checkpoint.manager import StoredCheckpoint
+from mtkit.checkpoint.manager import StoredCheckpoint, quality
 from mtkit.config import differences, to_dict
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, UsageError
@@ -28,7 +28,7 @@ def select_last(checkpoints: Sequence[StoredCheckpoint], count: int) -> list[Sto
 
 
 def select_best(checkpoints: Sequence[StoredCheckpoint], count: int, *, metric: str) -> list[StoredCheckpoint]:
-    """The `count` checkpoints with the best validation result; of equals the later one.
+    """The `count` checkpoints with the best validation result, see `quality`; of equals the later one.
 
     Args:
         checkpoints: The candidates; those without this result do not take part.
@@ -38,10 +38,9 @@ def select_best(checkpoints: Sequence[StoredCheckpoint], count: int, *, metric: 
     Raises:
         UsageError: There are fewer.
     """
-    sign = -1.0 if metric == "loss" else 1.0
-    scored = [(sign * checkpoint.scores[metric], checkpoint.step, checkpoint) for checkpoint in checkpoints if metric in checkpoint.scores]
-    _require([entry[2] for entry in scored], count, what=f"checkpoints with a validation result for {metric}")
-    return [entry[2] for entry in sorted(scored, key=lambda entry: entry[:2])[-count:]]
+    scored = [checkpoint for checkpoint in checkpoints if metric in checkpoint.scores]
+    _require(scored, count, what=f"checkpoints with a validation result for {metric}")
+    return sorted(scored, key=lambda checkpoint: (quality(checkpoint.scores, metric), checkpoint.step))[-count:]
 
 
 def average_tensors(files: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

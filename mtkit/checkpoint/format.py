@@ -20,20 +20,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mtkit import config as codec
-from mtkit.artefacts import MANIFEST_NAME, Manifest, Verify, atomic_directory, read_manifest, verify_directory
-from mtkit.checkpoint.layout import (
-    CARD_NAME,
-    CHECKPOINTS_NAME,
-    CONFIG_NAME,
-    EXPORT_KIND,
-    FINAL_MODEL_NAME,
-    MODEL_NAME,
-    TOKENIZER_NAME,
-    read_tensor_header,
-)
+from mtkit.artefacts import Manifest, Verify, atomic_directory, verify_directory
+from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, find_model, read_tensor_header
 from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, stored_shapes, stored_type, widen
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
@@ -258,33 +250,6 @@ def read_description(directory: Path) -> ModelDescription:
     return description
 
 
-def find_model(path: Path) -> Path:
-    """The model or checkpoint directory that a path stands for.
-
-    A run directory stands for the model it hands over, or for its latest checkpoint while it is still training.
-
-    Raises:
-        ArtefactError: There is no model at this path.
-    """
-    if (path / MANIFEST_NAME).is_file():
-        kind = read_manifest(path).kind
-        if kind not in ("model", "checkpoint"):
-            hint = (
-                "An export is for CTranslate2: mtkit translate --engine ct2. All else takes the model it was made of."
-                if kind == EXPORT_KIND
-                else None
-            )
-            raise ArtefactError(f"{path}: is not a model but of kind {kind}", hint=hint)
-        return path
-    if (path / FINAL_MODEL_NAME / MANIFEST_NAME).is_file():
-        return path / FINAL_MODEL_NAME
-    checkpoints = sorted((path / CHECKPOINTS_NAME).glob("step-*/" + MANIFEST_NAME))
-    if checkpoints:
-        return checkpoints[-1].parent
-    what = "does not exist" if not path.exists() else "holds no model"
-    raise ArtefactError(f"{path}: {what}", hint="Give a model, a checkpoint or a run directory that `mtkit train` or `mtkit average` wrote.")
-
-
 def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: Verify = "fast") -> LoadedModel:
     """Load a model for use.
 
@@ -323,8 +288,20 @@ def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) ->
 
 def _without_weights(description: ModelDescription) -> Transformer:
     """A model that knows the names and shapes of its weights and takes no memory for them."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoRandomNumbers():
         return Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Leaves weights as they are where they would be drawn. Drawing those that take no memory makes torch import its compiler, for seconds."""
+
+    _DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.uniform_)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func in self._DRAWS:
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
 
 
 @torch.no_grad()

@@ -5,22 +5,23 @@ touched, except what an earlier process of mtkit left half-written.
 """
 
 import contextlib
+import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
+from mtkit.checkpoint.layout import CHECKPOINT_PATTERN
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import make_directory, read_json, sync, temporary_name
 
 STATE_NAME = "state.json"
 Metric = Literal["loss", "bleu", "chrf"]
 
-_CHECKPOINT = re.compile(r"step-(\d{7,})")
 _UNFINISHED = re.compile(r"\.(step-\d{7,})\.tmp-\d+-[0-9a-f]{8}")
 _REMOVED = re.compile(r"\.trash-\.step-\d{7,}\.tmp-\d+-[0-9a-f]{8}")
 
@@ -64,6 +65,16 @@ class StoredCheckpoint:
     scores: dict[str, float]
 
 
+def quality(scores: Mapping[str, float], metric: str) -> tuple[float, float]:
+    """How good a validation result is, to be compared with others: by the metric, and where that is equal, as BLEU 0 is at the start, by the loss.
+
+    Args:
+        scores: Results by metric, `metric` among them.
+        metric: What counts first.
+    """
+    return -scores[metric] if metric == "loss" else scores[metric], -scores.get("loss", math.inf)
+
+
 class CheckpointManager:
     """Finds, adds and removes the checkpoints of one directory.
 
@@ -104,7 +115,7 @@ class CheckpointManager:
     def _unreadable(self, stored: list[StoredCheckpoint]) -> list[str]:
         """A line for each checkpoint whose manifest is there but does not count."""
         paths = {checkpoint.path for checkpoint in stored}
-        found = sorted(path.parent for path in self.directory.glob(f"step-*/{MANIFEST_NAME}") if _CHECKPOINT.fullmatch(path.parent.name))
+        found = sorted(path.parent for path in self.directory.glob(f"step-*/{MANIFEST_NAME}") if CHECKPOINT_PATTERN.fullmatch(path.parent.name))
         return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is damaged" for path in reversed(found) if path not in paths]
 
     @contextlib.contextmanager
@@ -140,10 +151,10 @@ class CheckpointManager:
                     shutil.rmtree(doomed)
 
     def best(self, stored: list[StoredCheckpoint] | None = None) -> list[StoredCheckpoint]:
-        """The `keep_best` best of the stored checkpoints, best first."""
+        """The `keep_best` best of the stored checkpoints, best first; of equals the earlier one."""
         candidates = [checkpoint for checkpoint in (self.stored() if stored is None else stored) if self._metric in checkpoint.scores]
-        sign = 1.0 if self._metric == "loss" else -1.0
-        return sorted(candidates, key=lambda checkpoint: (sign * checkpoint.scores[self._metric], checkpoint.step))[: self._config.keep_best]
+        candidates.sort(key=lambda checkpoint: checkpoint.step)
+        return sorted(candidates, key=lambda checkpoint: quality(checkpoint.scores, self._metric), reverse=True)[: self._config.keep_best]
 
 
 def clean_up(directory: Path) -> None:
@@ -178,7 +189,7 @@ def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
     found = []
     if directory.is_dir():
         for path in directory.iterdir():
-            match = _CHECKPOINT.fullmatch(path.name)
+            match = CHECKPOINT_PATTERN.fullmatch(path.name)
             if match and (path / MANIFEST_NAME).is_file():
                 try:
                     read_manifest(path, kind="checkpoint")

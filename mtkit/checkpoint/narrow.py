@@ -10,12 +10,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from mtkit.checkpoint.layout import SCALE_SUFFIX
+
 StoredPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 
 STORED_PRECISIONS: tuple[str, ...] = get_args(StoredPrecision)
-
-SCALE_SUFFIX = ".scale"
-"""Name of the scales of a matrix, after its own."""
 
 SMALLEST_MAGNITUDE = 1e-12
 """Stands for the largest magnitude of a row of zeros, which could not be divided by."""

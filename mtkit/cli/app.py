@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import io
 import os
 import select
@@ -133,6 +134,7 @@ def main() -> None:
     if is_rank or _waits_for_input():
         _leave_at_once(code)
     _give_up(sys.stderr)
+    gc.freeze()  # else the interpreter, as it ends, looks twice through the hundreds of thousands of objects that torch consists of
     sys.exit(code)  # type: ignore[arg-type]
 
 

@@ -43,8 +43,9 @@ def average(
         stored = list_checkpoints(inputs[0] / CHECKPOINTS_NAME)
         chosen = select_last(stored, last) if last is not None else select_best(stored, best or 1, metric=metric)
         paths = [checkpoint.path for checkpoint in chosen]
-    elif len(inputs) == 1 and (inputs[0] / CHECKPOINTS_NAME).is_dir():
-        raise UsageError(f"{inputs[0]} is a run: say which of its checkpoints to average", hint="Add --last 5, or --best 5.")
+    elif run := next((path for path in inputs if (path / CHECKPOINTS_NAME).is_dir()), None):
+        hint = "Add --last 5, or --best 5." if len(inputs) == 1 else f"Name checkpoints, such as {run / CHECKPOINTS_NAME}/step-0001000, or models."
+        raise UsageError(f"{run} is a run: say which of its checkpoints to average", hint=hint)
     require_free(output)
     average_checkpoints(paths, output)
     console.say(f"averaged {', '.join(path.name for path in paths)} into {output}", quiet=quiet)

@@ -8,14 +8,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mtkit.cli import console
-from mtkit.cli.console import JsonOption
+from mtkit.cli.console import DeviceOption, JsonOption, ThreadsOption
 from mtkit.errors import UsageError
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: medians of repeats in steady state, warm-up left out.")
 
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Measurements; the median counts.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads.")]
 PrecisionOption = Annotated[Literal["auto", "fp32", "bf16", "fp16", "int8"], typer.Option("--precision", help="As for `mtkit translate`.")]
 EngineOption = Annotated[Literal["mtkit", "slots"], typer.Option("--engine", help="As for `mtkit translate`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as batch.max_tokens=4096.")]
@@ -53,7 +51,9 @@ def data(
 def preprocess(
     src: Annotated[Path | None, typer.Option("--src", help="Source text; default: generated.")] = None,
     tgt: Annotated[Path | None, typer.Option("--tgt", help="Target text.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Default: one of 8000 pieces, trained on the text.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer, model or run; default: one of 8000 pieces, trained on the text.")
+    ] = None,
     pairs: Annotated[int, typer.Option("--pairs", min=50_000, help="Pairs of generated text, enough for the tokenizer.")] = 200_000,
     workers: Annotated[list[int] | None, typer.Option("--workers", min=1, help="Repeatable; default: 1 and one per core.")] = None,
     repeats: RepeatsOption = 3,
@@ -62,7 +62,8 @@ def preprocess(
     """Lines per second, both sides counted, from text files to a finished shard set."""
     from mtkit.benchmark.preprocess import bench_preprocess
     from mtkit.benchmark.synthetic import synthetic_text
-    from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+    from mtkit.checkpoint.layout import load_tokenizer
+    from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
     from mtkit.distributed import num_cores
     from mtkit.files import open_output, read_lines
 
@@ -79,7 +80,7 @@ def preprocess(
             sample = zip(read_lines(src)[:50_000], read_lines(tgt)[:50_000], strict=False)
             loaded = train_tokenizer(sample, TokenizerConfig(vocab_size=8000))
         else:
-            loaded = Tokenizer.load(tokenizer)
+            loaded = load_tokenizer(tokenizer)
         counts = workers or sorted({1, num_cores()})
         _report([dataclasses.asdict(speed) for speed in bench_preprocess((src, tgt), loaded, workers=counts, repeats=repeats)], as_json=as_json)
 
@@ -131,9 +132,7 @@ def search(
     engine: EngineOption = "mtkit",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="Batches at the same time, on a CPU. [default: one per core]")
-    ] = None,
+    threads: ThreadsOption = None,
     repeats: RepeatsOption = 3,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,11 +9,16 @@ import typer
 
 from mtkit.files import STDIO, open_output
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 MAX_THREADS = 1024
 """The libraries below crash at a million."""
 
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; in translation they are batches at the same time. [default: one per core]"),
+]
 
 
 def say(message: str, *, quiet: bool = False) -> None:

@@ -49,7 +49,9 @@ def preprocess(
         list[str] | None,
         typer.Option("--test", metavar="[NAME=]SRC TGT", help="Test set, in the same form; kept as raw text. Repeatable, each is a set of its own."),
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", metavar="DIR", help="What `mtkit tokenizer train` wrote, or a model.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="What `mtkit tokenizer train` wrote, or a model or run.")
+    ] = None,
     src_lang: Annotated[str | None, typer.Option("--src-lang", metavar="LANG", help="Source language code, such as en.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", metavar="LANG", help="Target language code, such as de.")] = None,
     config_file: Annotated[
@@ -76,15 +78,15 @@ def preprocess(
     if tokenizer is None:
         raise UsageError("no tokenizer was given", hint=_tokenizer_hint(train_corpus))
 
+    from mtkit.checkpoint.layout import load_tokenizer
     from mtkit.data.preprocess import preprocess as run_preprocess
-    from mtkit.data.tokenizer import Tokenizer
 
     start = time.monotonic()
     with _open_progress(quiet=quiet) as progress:
         report = run_preprocess(
             train_corpus,
             held_out=held_out,
-            tokenizer=Tokenizer.load(tokenizer),
+            tokenizer=load_tokenizer(tokenizer),
             output=output,
             config=config,
             num_workers=workers or num_cores(),

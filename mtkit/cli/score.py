@@ -42,7 +42,7 @@ def score(
     src: Annotated[str | None, typer.Option("--src", "-s", metavar="FILE", help="Source text: for --model, or to notice untranslated text.")] = None,
     model: Annotated[Path | None, typer.Option("--model", help="Print this model's log-probability of each pair of --src and --tgt.")] = None,
     tgt: Annotated[str | None, typer.Option("--tgt", metavar="FILE", help="Target text for --model.")] = None,
-    device: Annotated[str, typer.Option("--device", help="Where the model runs: auto, cpu, cuda, cuda:1 ...")] = "auto",
+    device: console.DeviceOption = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option("--precision", help="With --model: fp32 is exact; auto computes as `mtkit translate` does by default."),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WINDOW_LINES = 1000
 
 ModelArgument = Annotated[
-    Path, typer.Argument(help="A tokenizer directory, or a model, checkpoint or shard set that holds one.", metavar="TOKENIZER")
+    Path, typer.Argument(help="A tokenizer directory, or a model, checkpoint, shard set or run that holds one.", metavar="TOKENIZER")
 ]
 SideOption = Annotated[Literal["src", "tgt"] | None, typer.Option("--side", help="Whose vocabulary to use; needed if each side has its own.")]
 InputOption = Annotated[str, typer.Option("--input", "-i", help="Lines to read; - is stdin.", metavar="FILE")]
@@ -171,9 +171,9 @@ def _parse_id(word: str) -> int:
 
 
 def _open_tokenizer(path: Path, side: "Side | None") -> "tuple[Tokenizer, Side]":
-    from mtkit.data.tokenizer import Tokenizer
+    from mtkit.checkpoint.layout import load_tokenizer
 
-    tokenizer = Tokenizer.load(path)
+    tokenizer = load_tokenizer(path)
     if side is None and not tokenizer.joint:
         raise UsageError(f"{path}: has a vocabulary for each side", hint="Say --side src or --side tgt.")
     return tokenizer, side or "src"

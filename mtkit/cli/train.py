@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli import console
-from mtkit.cli.console import JsonOption, QuietOption
+from mtkit.cli.console import DeviceOption, JsonOption, QuietOption, ThreadsOption
 from mtkit.cli.corpora import MultiValueCommand
 from mtkit.cli.display import open_display
 from mtkit.errors import UsageError
@@ -43,7 +43,7 @@ def train(
         bool | None, typer.Option("--stream/--no-stream", help="Encode --train while training, without shards; --train - reads TSV from stdin.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Use this tokenizer, or that of a model, instead of learning one.")
+        Path | None, typer.Option("--tokenizer", metavar="DIR", help="Use this tokenizer, or that of a model or run, instead of learning one.")
     ] = None,
     src_lang: Annotated[str | None, typer.Option("--src-lang", help="Source language code, such as en.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Target language code, such as de.")] = None,
@@ -61,8 +61,8 @@ def train(
         typer.Option("--keep-optimizer/--fresh-optimizer", help="With --init-from CHECKPOINT: its optimizer state too, or none."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the initial weights, the data order and dropout.")] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads of each process.")] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
     num_processes: Annotated[int, typer.Option("--nproc", min=1, help="Processes to start on this machine, one per GPU.")] = 1,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="With --nproc: how often to go on from the last checkpoint when a process was killed.")
@@ -117,7 +117,7 @@ def train(
         if not resume:  # what can be refused is refused before others are started, who would wait for this one
             run.require_new()
         with run.lock():
-            run.adopt_config(config)
+            run.require_same_config(config)
             say = partial(console.say, quiet=quiet)
             prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)
         _warn_of_few_cores(num_processes, device)

@@ -12,7 +12,7 @@ import typer
 
 from mtkit import config as codec
 from mtkit.cli import console
-from mtkit.cli.console import QuietOption
+from mtkit.cli.console import DeviceOption, QuietOption, ThreadsOption
 from mtkit.data.sources import is_markup
 from mtkit.errors import UsageError
 from mtkit.files import STDIO, LineReader, open_bytes, open_output
@@ -66,14 +66,12 @@ def translate(
         Literal["mtkit", "slots", "ct2"],
         typer.Option("--engine", help="What computes: mtkit; mtkit in steps of fixed size, for a GPU; CTranslate2 with what `mtkit export` wrote."),
     ] = "mtkit",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    device: DeviceOption = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8, for narrow models fp32; with --engine ct2 that of the export."),
     ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, max=console.MAX_THREADS, help="CPU threads: batches at the same time. [default: one per core]")
-    ] = None,
+    threads: ThreadsOption = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine slots 32768, with ct2 on a CPU 512."),
@@ -251,7 +249,7 @@ class _Report:
     def finish(self, reader: LineReader) -> None:
         """Print what is left to say."""
         if self._num_warnings > MAX_WARNINGS:
-            console.warn(f"{self._num_warnings - MAX_WARNINGS} more lines had a source or a translation that was cut")
+            console.warn(f"{self._num_warnings - MAX_WARNINGS} more lines had a source or a translation that was cut, or a blank translation")
         if reader.num_bad_utf8:
             console.warn(f"{reader.name}: {reader.num_bad_utf8} lines hold bytes that are not UTF-8; they became U+FFFD")
         if reader.num_cut:

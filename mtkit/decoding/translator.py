@@ -19,7 +19,7 @@ from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH, in_eval_mode, inference, model_step, pad_sources
 from mtkit.errors import ConfigError, ResourceError
-from mtkit.files import one_line
+from mtkit.files import is_blank, one_line
 from mtkit.model.transformer import Transformer
 
 BATCH_TOKENS = 2048
@@ -247,6 +247,8 @@ class LineTranslator(ABC):
             warnings.append(f"the source has {num_src_tokens} tokens, only the first {limit} were translated")
         if ranked and not ranked[0].finished:
             warnings.append(f"the translation was cut at {len(ranked[0].tokens)} tokens, the model did not end it")
+        if ranked and is_blank(ranked[0].text):
+            warnings.append("the translation is blank")
         return Translation(
             line=line,
             text=ranked[0].text if ranked else "",

@@ -205,8 +205,19 @@ def _check_one(text: _Profile) -> list[Finding]:
     return findings
 
 
+def is_in_subwords(lines: Sequence[str]) -> bool:
+    """Whether a text was segmented before: too many of its lines hold the marks of subword tools."""
+    return _count(_SUBWORD, lines) >= max(1.0, _SUBWORD_SHARE * len(lines))
+
+
+def takes_sentences_for_words(lines: Sequence[str], *, tokenize: str) -> bool:
+    """Whether a text is written without spaces, as Chinese is, and this tokenizer of BLEU splits at spaces."""
+    stride = max(1, len(lines) // _SAMPLE_LINES)
+    return tokenize in _WORD_TOKENIZERS and _main_script(lines[::stride]) in _UNSPACED_SCRIPTS
+
+
 def _check_script(ref: _Profile, *, tokenize: str) -> list[Finding]:
-    if ref.script not in _UNSPACED_SCRIPTS or tokenize not in _WORD_TOKENIZERS:
+    if not takes_sentences_for_words(ref.lines, tokenize=tokenize):
         return []
     return [
         Finding(

@@ -33,7 +33,7 @@ class DataConfig:
     stream: bool = False
     """Encode the text of `train` while training goes on, without shards. It needs a tokenizer, and pools are shuffled, not the whole text."""
     tokenizer: str | None = None
-    """Directory of the tokenizer that encodes `train`, or of a model or shard set that holds it. None = learnt from the text, or that of
+    """Directory of the tokenizer that encodes `train`, or of a model, shard set or run that holds it. None = learnt from the text, or that of
     `init_from`."""
     src_lang: str | None = None
     """Source language code; chooses the side of a data set with named columns, and names the model."""
@@ -136,7 +136,7 @@ class ValidationConfig:
     translate: bool = True
     """Translate the dev set, for BLEU and chrF; otherwise only loss and perplexity are measured."""
     metric: Metric = "bleu"
-    """What the best checkpoint and early stopping go by: `loss`, `bleu` or `chrf`."""
+    """What the best checkpoint and early stopping go by: `loss`, `bleu` or `chrf`; where it is equal, as BLEU 0 is at the start, by the loss."""
     patience: int | None = None
     """Validations in a row without a new best after which the run ends; None = no early stopping."""
     search: SearchConfig = field(default_factory=SearchConfig)

@@ -7,15 +7,8 @@ import torch
 
 from mtkit import config as codec
 from mtkit.artefacts import verify_directory
-from mtkit.checkpoint.format import (
-    ModelDescription,
-    copy_parameters,
-    find_model,
-    read_description,
-    read_model_tensors,
-    require_fitting_tokenizer,
-)
-from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
+from mtkit.checkpoint.format import ModelDescription, copy_parameters, read_description, read_model_tensors, require_fitting_tokenizer
+from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.training.config import TrainConfig

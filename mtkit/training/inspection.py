@@ -3,6 +3,7 @@
 Reads headers and JSON only, never a tensor, and does not need torch.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.artefacts import MANIFEST_NAME, Manifest, Verify, verify_directory
-from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, MODEL_NAME, TOKENIZER_NAME, read_tensor_header
+from mtkit.checkpoint.layout import (
+    CHECKPOINTS_NAME,
+    CONFIG_NAME,
+    FINAL_MODEL_NAME,
+    METRICS_NAME,
+    MODEL_NAME,
+    SCALE_SUFFIX,
+    TOKENIZER_NAME,
+    load_tokenizer,
+    read_tensor_header,
+)
 from mtkit.checkpoint.manager import STATE_NAME, list_checkpoints
 from mtkit.data.shards import REPORT_NAME, ShardSet
 from mtkit.data.tokenizer import Tokenizer
@@ -19,7 +30,6 @@ from mtkit.files import read_json
 from mtkit.training.progress import read_metrics
 
 RUN_KIND = "run"
-METRICS_NAME = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +153,10 @@ def _model_facts(path: Path) -> dict[str, Any]:
     if tokenizer.fingerprint != description.get("tokenizer"):
         raise ArtefactError(f"{path}: its tokenizer is not the one that the model was trained with", hint="Copy the whole directory anew.")
     return {
-        "num_parameters": sum(math.prod(entry["shape"]) for entry in header.values()),
+        "num_parameters": sum(math.prod(entry["shape"]) for name, entry in header.items() if not name.endswith(SCALE_SUFFIX)),
         "num_tensors": len(header),
+        "precision": description.get("precision", "fp32"),
+        "joint": tokenizer.joint,
         "dtypes": sorted({str(entry.get("dtype")) for entry in header.values()}),
         "src_vocab_size": description.get("src_vocab_size"),
         "tgt_vocab_size": description.get("tgt_vocab_size"),
@@ -179,6 +191,9 @@ def _inspect_run(path: Path, *, verify: Verify) -> Inspection:
         state = _read_object(stored[-1].path / STATE_NAME)
         facts["latest_checkpoint"] = stored[-1].path.name
         facts |= {name: state.get(name) for name in ("step", "epoch", "num_tgt_tokens", "elapsed_s", "best_value", "best_step")}
+    with contextlib.suppress(ArtefactError):  # there is none yet, or what is wrong with it is named above
+        tokenizer = load_tokenizer(path)
+        facts |= {"joint": tokenizer.joint, "src_vocab_size": tokenizer.src_vocab_size, "tgt_vocab_size": tokenizer.tgt_vocab_size}
     facts |= _metrics_facts(path / METRICS_NAME)
     config = _read_object(path / CONFIG_NAME) if (path / CONFIG_NAME).is_file() else {}
     return Inspection(path=path, kind=RUN_KIND, verified=verify, facts=facts, config=config, damage=damage)

@@ -1,6 +1,7 @@
 """Forward and backward of one micro-batch: eagerly, or, where every batch has the same shape, recorded once as a CUDA graph and then repeated."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 
 import torch
@@ -38,7 +39,9 @@ def compile_layers(model: Transformer) -> None:
 
 
 def without_compiled_layers() -> contextlib.AbstractContextManager[None]:
-    """A block for work whose shapes change from call to call, such as validation."""
+    """A block for work whose shapes change from call to call, such as validation. Where nothing was compiled, the compiler is not even imported."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 

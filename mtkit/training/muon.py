@@ -9,13 +9,13 @@ Shapes: N matrices, of R rows and C columns.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from mtkit.model.device import resolve_precision
+from mtkit.training.adam import Adam, zero_gradients
 
 MOMENTUM = 0.95
 RMS_OF_ADAM = 0.2
@@ -26,7 +26,7 @@ _NUM_ITERATIONS = 5
 _EPS = 1e-7
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Muon for some matrices, and Adam for all other parameters, in one optimizer.
 
     A step of a matrix has the size that Adam's would have, so that both go by one learning rate and one weight decay.
@@ -37,37 +37,42 @@ class Muon(torch.optim.Optimizer):
         weight_decay: Decoupled, per unit of learning rate.
     """
 
-    def __init__(self, num_blocks: Mapping[Tensor, int], adam: torch.optim.Optimizer, *, weight_decay: float) -> None:
-        super().__init__(list(num_blocks), {"lr": 0.0, "weight_decay": weight_decay})
+    def __init__(self, num_blocks: Mapping[Tensor, int], adam: Adam, *, weight_decay: float) -> None:
+        self.state = adam.state
+        """That of Adam, and for each matrix that had a gradient `momentum_buffer`."""
         self._num_blocks = dict(num_blocks)
         self._adam = adam
-        adam.state = self.state
-        self.param_groups.extend(adam.param_groups)
+        self._weight_decay = weight_decay
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What is trained."""
+        return [*self._num_blocks, *self._adam.parameters]
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether a parameter is one of the matrices."""
         return parameter in self._num_blocks
 
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """See `zero_gradients`."""
+        zero_gradients(self.parameters, set_to_none=set_to_none)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Do one step with the gradients that are there, or none where `found_inf` says so, as torch's fused optimizers do."""
-        assert closure is None, "the loss is computed before"
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        self._adam.found_inf = found_inf  # type: ignore[attr-defined]
-        self._adam.step()
+    def step(self, *, lr: float, skip: Tensor | None = None) -> None:
+        """Do one step with the gradients that are there, or none where `skip` says so, see `Adam.step`."""
+        self._adam.step(lr=lr, skip=skip)
         matrices = [matrix for matrix in self._num_blocks if matrix.grad is not None]
-        if not matrices or (found_inf is not None and found_inf.item()):
+        if not matrices or (skip is not None and skip.item()):
             return
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
-        gradients: list[Any] = [matrix.grad for matrix in matrices]
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         momenta = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(momenta, gradients, 1.0 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
-        lr, weight_decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
-        if weight_decay:
-            torch._foreach_mul_(matrices, 1.0 - lr * weight_decay)
+        if self._weight_decay:
+            torch._foreach_mul_(matrices, 1.0 - lr * self._weight_decay)
         by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for matrix, direction in zip(matrices, directions, strict=True):
             rows, columns = matrix.shape

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from mtkit.errors import ConfigError
+from mtkit.training.adam import Adam
 from mtkit.training.muon import Muon
+
+Optimizer = Adam | Muon
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,29 +89,18 @@ def learning_rate(config: OptimConfig, step: int, *, d_model: int, max_steps: in
     return peak * (1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
-def build_optimizer(parameters: Mapping[Tensor, str], config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimizer of a model. The learning rate is set anew for each update, in all of `param_groups`.
+def build_optimizer(parameters: Mapping[Tensor, str], config: OptimConfig) -> Optimizer:
+    """The optimizer of a model.
 
     Args:
         parameters: All that is trained, with the names that a `Transformer` gives them.
-        config: Which optimizer; Adam is AdamW with weight decay, in its fused form.
+        config: Which optimizer.
     """
     num_blocks = {parameter: _num_blocks(parameter, name) for parameter, name in parameters.items()} if config.optimizer == "muon" else {}
     matrices = {parameter: number for parameter, number in num_blocks.items() if number}
     others = [parameter for parameter in parameters if parameter not in matrices]
-    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
-    adam = kind(others, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=config.weight_decay, fused=True)
+    adam = Adam(others, beta1=config.beta1, beta2=config.beta2, eps=config.eps, weight_decay=config.weight_decay)
     return Muon(matrices, adam, weight_decay=config.weight_decay) if matrices else adam
-
-
-def skip_next_step(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
-    """Make the next step of an optimizer of `build_optimizer` change nothing if the condition is true.
-
-    Args:
-        optimizer: It.
-        condition: bool, a scalar on the device of the parameters; it is looked at there.
-    """
-    optimizer.found_inf = condition.float()  # type: ignore[attr-defined]  # what fused optimizers ask for
 
 
 def _num_blocks(parameter: Tensor, name: str) -> int:
@@ -123,7 +115,7 @@ def _num_blocks(parameter: Tensor, name: str) -> int:
     return rows // columns if "attention." in name else 1
 
 
-def state_shapes(optimizer: torch.optim.Optimizer, parameters: Mapping[Tensor, str]) -> dict[str, torch.Size]:
+def state_shapes(optimizer: Optimizer, parameters: Mapping[Tensor, str]) -> dict[str, torch.Size]:
     """The shapes of the optimizer's state after an update, by `KEY/NAME`."""
     shapes = {}
     for parameter, name in parameters.items():

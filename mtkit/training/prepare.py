@@ -5,15 +5,15 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtkit import config as codec
 from mtkit.artefacts import MANIFEST_NAME
-from mtkit.checkpoint.format import find_model
-from mtkit.data.corpus import Corpus, parse_corpus
+from mtkit.checkpoint.layout import DATA_NAME, SHARDS_NAME, TOKENIZER_NAME, load_tokenizer
+from mtkit.data.corpus import HUB_PREFIX, Corpus, check_directions, parse_corpus
 from mtkit.data.order import MixedOrder, Order
 from mtkit.data.pools import PoolSource, ShardPools
 from mtkit.data.preprocess import preprocess
@@ -28,10 +28,11 @@ from mtkit.training.initial import open_initial
 from mtkit.training.run import RunDirectory
 from mtkit.training.validate import DevSet
 
-DATA_NAME = "data"
 SOURCE_NAME = "source.json"
 
 Say = Callable[[str], None]
+
+_MISSING = "warning: {}: no longer there; the run goes on with its own copy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,9 @@ class RunData:
 
 def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_size: int = 1, say: Say) -> None:
     """Make the shards that a run needs, or find those made before from the same text and config. Of a stream nothing is made.
+
+    A tokenizer or text of which the run has a copy, in finished shards or in a checkpoint, may be gone when it goes on. Text that turns out to be
+    unusable leaves nothing behind.
 
     Args:
         config: Names shards, or text, or a data set.
@@ -77,14 +81,18 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
     if not config.data.dev:
         raise UsageError("no dev set was given", hint="Give some hundred pairs that are not in the training data: --dev dev.en dev.de")
     train, dev = _corpus(config, config.data.train, split="train"), _corpus(config, config.data.dev, split="validation")
+    check_directions({"the training corpus": train, "dev": dev})
     if initial is not None and config.data.tokenizer is not None:
-        initial.require_tokenizer(Tokenizer.load(Path(config.data.tokenizer)), Path(config.data.tokenizer))
+        initial.require_tokenizer(load_tokenizer(Path(config.data.tokenizer)), Path(config.data.tokenizer))
     if config.data.stream:
         _require_streamable(config, train, world_size=world_size)
+        if _tokenizer_place(config, output) == output:
+            say(_MISSING.format(_named_tokenizer(config)))
         return
-    directory = output / DATA_NAME
+    directory, shards = output / DATA_NAME, shards_directory(config, output)
     _require_a_weight_each(config, len(train.sources), where="data.train")
-    if not (shards_directory(config, output) / MANIFEST_NAME).is_file():
+    is_finished = (shards / MANIFEST_NAME).is_file()
+    if not is_finished:
         records, _ = train.check(), dev.check()  # unequal sides show now, not after a tokenizer was trained on them
         pipe = next((record.name for record in records if record.fingerprint is None), None)
         if pipe is not None and config.data.tokenizer is config.training.init_from is None:
@@ -93,12 +101,22 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
                 hint="Write the text to a file. Or train a tokenizer on a part of it, and train on the pipe with --stream --tokenizer DIR, "
                 "or let `mtkit preprocess` read it and train with --shards.",
             )
-    source = _describe_source(config)
-    if not (directory / SOURCE_NAME).exists() or _is_to_be_made_anew(directory, source):
-        write_json(directory / SOURCE_NAME, source)
-    tokenizer = _tokenizer(directory / "tokenizer", train, config, say)
-    shards = shards_directory(config, output)
-    if not (shards / MANIFEST_NAME).is_file():
+    made_from = read_json(directory / SOURCE_NAME) if (directory / SOURCE_NAME).exists() else {}
+    source = _describe_source(config, made_from)
+    changes = _changes(made_from, source) if made_from else []
+    if is_finished and changes:
+        raise ConfigError(
+            f"{directory}: was made from other text or with another config: " + "; ".join(changes),
+            hint="Choose another --output for the new data, or remove the old run.",
+        )
+    if is_finished:
+        if missing := _missing(config):
+            say(_MISSING.format(" ".join(missing)))
+        return
+    if changes:  # of an unfinished attempt
+        _discard(directory)
+    try:
+        tokenizer = _tokenizer(train, config, directory=directory, source=source, say=say)
         say(f"preprocessing into {shards}")
         report = preprocess(
             train,
@@ -108,7 +126,10 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
             config=config.preprocess,
             num_workers=num_workers,
         )
-        say(report.summary())
+    except DataError:
+        _discard(directory)
+        raise
+    say(report.summary())
 
 
 def open_data(config: TrainConfig, output: Path) -> RunData:
@@ -123,7 +144,7 @@ def open_data(config: TrainConfig, output: Path) -> RunData:
         DataError: The text of a stream cannot be used.
         ConfigError: The data cannot be drawn as the config says.
     """
-    data = _open_stream(config) if config.data.stream else _open_shards(config, shards_directory(config, output))
+    data = _open_stream(config, output) if config.data.stream else _open_shards(config, shards_directory(config, output))
     if config.training.subword_alpha is None:
         return data
     sampler = SubwordSampler(data.tokenizer, alpha=config.training.subword_alpha)
@@ -163,7 +184,7 @@ def pair_order(config: TrainConfig, shards: ShardSet) -> Order | None:
 
 def shards_directory(config: TrainConfig, output: Path) -> Path:
     """Where the shards of a run are: those that the config names, or else those that `prepare_data` makes below the run directory."""
-    return output / DATA_NAME / "shards" if config.data.shards is None else Path(config.data.shards)
+    return output / DATA_NAME / SHARDS_NAME if config.data.shards is None else Path(config.data.shards)
 
 
 def open_shards(path: Path) -> tuple[ShardSet, DevSet]:
@@ -190,12 +211,12 @@ def _open_shards(config: TrainConfig, path: Path) -> RunData:
     return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
 
 
-def _open_stream(config: TrainConfig) -> RunData:
+def _open_stream(config: TrainConfig, output: Path) -> RunData:
     dev_corpus = _corpus(config, config.data.dev, split="validation")
     dev = DevSet.of(dev_corpus.pairs())
     if not dev.src_lines:
         raise DataError(f"{dev_corpus.name}: holds no pair with text on both sides, so there is no dev set")
-    tokenizer = Tokenizer.load(_tokenizer_place(config))
+    tokenizer = load_tokenizer(_tokenizer_place(config, output))
     # A pair that no batch can hold is dropped with the others, so that there is no pool of such pairs only.
     longest = min(config.preprocess.filters.max_length or config.batch.max_tokens, config.batch.max_tokens - 1)
     filters = dataclasses.replace(config.preprocess.filters, max_length=max(1, longest))
@@ -220,12 +241,17 @@ def _require_streamable(config: TrainConfig, train: Corpus, *, world_size: int) 
         )
 
 
-def _tokenizer_place(config: TrainConfig) -> Path:
-    """The directory that holds the tokenizer which a config names, itself or with the model to begin with."""
-    if config.data.tokenizer is not None:
-        return Path(config.data.tokenizer)
-    assert config.training.init_from is not None
-    return find_model(Path(config.training.init_from))
+def _named_tokenizer(config: TrainConfig) -> Path:
+    """What holds the tokenizer that a config names, itself or with the model to begin with."""
+    named = config.data.tokenizer or config.training.init_from
+    assert named is not None
+    return Path(named)
+
+
+def _tokenizer_place(config: TrainConfig, output: Path) -> Path:
+    """What holds the tokenizer of a stream: what the config names, or the run, once that is gone."""
+    named = _named_tokenizer(config)
+    return output if not named.exists() and RunDirectory(path=output).has_checkpoints() else named
 
 
 def _require_a_weight_each(config: TrainConfig, num_corpora: int, *, where: str) -> None:
@@ -241,40 +267,59 @@ def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpu
     return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split, stream=config.data.stream)
 
 
-def _tokenizer(directory: Path, corpus: Corpus, config: TrainConfig, say: Say) -> Tokenizer:
-    if (directory / MANIFEST_NAME).is_file():
-        return Tokenizer.load(directory)
+def _tokenizer(corpus: Corpus, config: TrainConfig, *, directory: Path, source: dict[str, Any], say: Say) -> Tokenizer:
+    """The tokenizer for shards; once it is there, it is kept in `directory` together with what it was made from."""
+    if (directory / TOKENIZER_NAME / MANIFEST_NAME).is_file():
+        return Tokenizer.load(directory / TOKENIZER_NAME)
     if (initial := open_initial(config)) is not None:
         say(f"taking the tokenizer of {initial.path}")
         tokenizer = initial.tokenizer
     elif config.data.tokenizer is not None:
-        tokenizer = Tokenizer.load(Path(config.data.tokenizer))
+        tokenizer = load_tokenizer(Path(config.data.tokenizer))
     else:
         say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
         with contextlib.closing(corpus.pairs()) as pairs:
             tokenizer = train_tokenizer(pairs, config.tokenizer)
-    tokenizer.save(directory)
+    write_json(directory / SOURCE_NAME, source)
+    tokenizer.save(directory / TOKENIZER_NAME)
     return tokenizer
 
 
-def _describe_source(config: TrainConfig) -> dict[str, Any]:
-    """What the shards are made from: local files by their bytes, data sets by name."""
+def _discard(directory: Path) -> None:
+    """Remove what was made of text that is no longer of use."""
+    for name in (TOKENIZER_NAME, SHARDS_NAME):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / SOURCE_NAME).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        directory.rmdir()
+
+
+def _describe_source(config: TrainConfig, made_from: Mapping[str, Any]) -> dict[str, Any]:
+    """What the shards are made from: local files by their bytes, data sets by name. What is gone is described as it was in `made_from`."""
+    known = made_from.get("files", {})
     return {
-        "files": {spec: _fingerprint(Path(spec)) for spec in (*config.data.train, *config.data.dev)},
+        "files": {spec: _fingerprint(Path(spec)) or known.get(spec) for spec in (*config.data.train, *config.data.dev)},
         "train": list(config.data.train),
         "dev": list(config.data.dev),
         "languages": [config.data.src_lang, config.data.tgt_lang],
-        "tokenizer": _describe_tokenizer(config),
+        "tokenizer": _describe_tokenizer(config, made_from.get("tokenizer", {})),
         "preprocess": codec.to_dict(config.preprocess),
     }
 
 
-def _describe_tokenizer(config: TrainConfig) -> dict[str, Any]:
+def _describe_tokenizer(config: TrainConfig, made_from: dict[str, Any]) -> dict[str, Any]:
     if config.training.init_from is not None:
         return {"init_from": config.training.init_from}
     if config.data.tokenizer is not None:
-        return {"fingerprint": Tokenizer.load(Path(config.data.tokenizer)).fingerprint}
+        place = Path(config.data.tokenizer)
+        return made_from if "fingerprint" in made_from and not place.exists() else {"fingerprint": load_tokenizer(place).fingerprint}
     return codec.to_dict(config.tokenizer)
+
+
+def _missing(config: TrainConfig) -> list[str]:
+    """Local files and directories that a config names for the data and that are gone."""
+    named = [*config.data.train, *config.data.dev, *filter(None, [config.data.tokenizer])]
+    return [name for name in named if name != STDIO and not name.startswith(HUB_PREFIX) and not Path(name).exists()]
 
 
 def _fingerprint(path: Path) -> str | None:
@@ -286,26 +331,13 @@ def _fingerprint(path: Path) -> str | None:
     return None
 
 
-def _is_to_be_made_anew(directory: Path, source: dict[str, Any]) -> bool:
-    """Whether what is there was made from something else; drops what an unfinished attempt left, and refuses to change finished data."""
-    old = read_json(directory / SOURCE_NAME)
-    changes = _changes(old, source)
-    if not changes:
-        return False
-    if (directory / "shards" / MANIFEST_NAME).is_file():
-        raise ConfigError(
-            f"{directory}: was made from other text or with another config: " + "; ".join(changes),
-            hint="Choose another --output for the new data, or remove the old run.",
-        )
-    for name in ("tokenizer", "shards"):
-        shutil.rmtree(directory / name, ignore_errors=True)
-    return True
-
-
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What differs between two descriptions, one line each. Files are compared by their content, so that a moved one is not a change."""
     sides = ("train", "dev")
     plain_old, plain_new = ({key: value for key, value in source.items() if key not in ("files", *sides)} for source in (old, new))
+    origins = [_tokenizer_origin(source.get("tokenizer", {})) for source in (old, new)]
+    if origins[0][0] != origins[1][0]:
+        plain_old["tokenizer"], plain_new["tokenizer"] = (", ".join(origin) for origin in origins)
     changes = codec.differences(plain_old, plain_new)
     for side in sides:
         old_specs, new_specs = old.get(side, []), new.get(side, [])
@@ -315,3 +347,12 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         else:
             changes += [f"{side}: {spec} holds other text" for spec, before, after in zip(new_specs, *contents, strict=True) if before != after]
     return changes
+
+
+def _tokenizer_origin(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a tokenizer that `_describe_tokenizer` has described comes from, and which it is, if that is told in a word."""
+    if "fingerprint" in description:
+        return "given", str(description["fingerprint"])[:16]
+    if "init_from" in description:
+        return "that of init_from", str(description["init_from"])
+    return ("learnt from the text",)

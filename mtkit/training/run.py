@@ -5,21 +5,22 @@ metrics.jsonl    records of progress and validation, see `progress.py`
 checkpoints/     step-NNNNNNN/ ...
 data/            tokenizer and shards, where the run was given raw text
 model/           the model that the run hands over, written at its end
-run.lock         held while a process trains here
+run.lock         there and held while a process trains here
 """
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mtkit import config as codec
-from mtkit.checkpoint.layout import CHECKPOINTS_NAME, FINAL_MODEL_NAME
+from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, METRICS_NAME
 from mtkit.checkpoint.manager import clean_up
 from mtkit.errors import ConfigError, MTKitError, UsageError
 from mtkit.files import explain_write_errors, make_directory, read_json, write_json
@@ -42,35 +43,63 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         """The file of the records."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS_NAME
 
     @property
     def model(self) -> Path:
         """The model directory that the run hands over."""
         return self.path / FINAL_MODEL_NAME
 
+    @property
+    def _config(self) -> Path:
+        return self.path / CONFIG_NAME
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "run.lock"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process, and clean up after one that was killed; the kernel lets go of the lock even then.
 
+        Where nothing was written meanwhile, all is as it was before: the lock is removed, and the directory, if it was made for it.
+
         Raises:
             MTKitError: Another process trains here; the message names it. Or the place cannot be written.
         """
+        missing = itertools.takewhile(lambda directory: not directory.exists(), (self.path, *self.path.parents))
         with contextlib.ExitStack() as stack:
+            stack.callback(_remove_empty, list(missing))
             with explain_write_errors(self.path):
                 make_directory(self.path)
-                stream = stack.enter_context(open(self.path / "run.lock", "a+b"))
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                stream.seek(0)
-                holder = stream.read(200).decode("utf-8", "replace").strip() or "another process"
-                raise MTKitError(f"{self.path}: is in use by {holder}", hint="Wait for it to end, or choose another --output.") from error
+            stream = stack.enter_context(self._lock_file())
+            stack.callback(self._remove_lock)  # while it is held
             self._clean_up()
             stream.truncate(0)
             stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
             stream.flush()
             yield
+
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[BinaryIO]:
+        with contextlib.ExitStack() as stack:
+            while True:
+                with explain_write_errors(self.path):
+                    stream = stack.enter_context(open(self._lock, "a+b"))
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    stream.seek(0)
+                    holder = stream.read(200).decode("utf-8", "replace").strip() or "another process"
+                    raise MTKitError(f"{self.path}: is in use by {holder}", hint="Wait for it to end, or choose another --output.") from error
+                with contextlib.suppress(FileNotFoundError):  # whoever held it has removed it just now
+                    if os.path.samestat(os.fstat(stream.fileno()), self._lock.stat()):
+                        break
+            yield stream
+
+    def _remove_lock(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lock.unlink()
 
     def _clean_up(self) -> None:
         """Remove what a killed process has left half-written, and recover what it has only half renamed."""
@@ -82,22 +111,24 @@ class RunDirectory:
                 else:
                     path.unlink(missing_ok=True)
 
-    def adopt_config(self, config: TrainConfig) -> None:
-        """Save the config of a new run, or compare it with that of the run which is here.
+    def require_same_config(self, config: TrainConfig) -> None:
+        """Compare a config with that of the run which is here, if one has begun.
 
         Raises:
             ConfigError: It differs in something with which the same run cannot go on; the message lists the differences.
         """
-        path = self.path / "config.json"
-        if path.exists() and self.has_checkpoints():
-            old: dict[str, Any] = read_json(path)
+        if self._config.exists() and self.has_checkpoints():
+            old: dict[str, Any] = read_json(self._config)
             changes = refused_changes(old, config)
             if changes:
                 raise ConfigError(
                     f"{self.path}: holds a run with another config: " + "; ".join(changes),
                     hint="Give the old values to go on with it, or choose another --output for a new run.",
                 )
-        write_json(path, codec.to_dict(config))
+
+    def save_config(self, config: TrainConfig) -> None:
+        """Save the config with which training begins or goes on."""
+        write_json(self._config, codec.to_dict(config))
 
     def require_new(self) -> None:
         """Refuse to go on where a run has begun.
@@ -111,3 +142,10 @@ class RunDirectory:
     def has_checkpoints(self) -> bool:
         """Whether a run has begun here."""
         return self.checkpoints.is_dir() and any(path.name.startswith("step-") for path in self.checkpoints.iterdir())
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Remove directories, each inside the next one, up to one that holds something."""
+    with contextlib.suppress(OSError):
+        for directory in directories:
+            directory.rmdir()

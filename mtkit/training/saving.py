@@ -38,8 +38,12 @@ class RunStore:
         self._data = data
         self._run = run
 
-    def find(self, *, world_size: int) -> tuple[StoredCheckpoint | None, list[str]]:
+    def find(self, *, world_size: int, is_packed: bool) -> tuple[StoredCheckpoint | None, list[str]]:
         """The newest undamaged checkpoint of the run, or None, and warnings.
+
+        Args:
+            world_size: Processes with which the run goes on.
+            is_packed: Whether its batches are packed from now on.
 
         Raises:
             ArtefactError: It was trained on other data or with another model, or all are damaged.
@@ -60,7 +64,7 @@ class RunStore:
             raise ArtefactError(f"{checkpoint.path}: holds another model: " + "; ".join(changes))
         if inputs.get("world_size") != world_size:
             warnings.append(f"the run goes on with {world_size} processes instead of {inputs.get('world_size')}: it is not bit-exact")
-        return checkpoint, warnings
+        return checkpoint, warnings + _layout_warnings(read_state(checkpoint.path), is_packed=is_packed)
 
     def restore(self, checkpoint: StoredCheckpoint, updater: Updater) -> TrainState:
         """Put the weights, the optimizer and the loss scale of a checkpoint into an updater; returns the state of the run."""
@@ -135,3 +139,14 @@ class RunStore:
             "data": self._data.fingerprint,
             "config": codec.to_dict(self._config),
         }
+
+
+def _layout_warnings(state: TrainState, *, is_packed: bool) -> list[str]:
+    """What it means for a run to go on with padded batches after packed ones, or the other way round: each layout deals a pool in its own way."""
+    if state.is_packed in (None, is_packed):
+        return []
+    new, old = ("packed", "padded") if is_packed else ("padded", "packed")
+    warning = f"the run goes on with {new} batches instead of {old} ones: it is not bit-exact"
+    if state.position:
+        warning += ", and the pool of pairs in which it stopped is dealt anew: some of them come twice, others not at all"
+    return [warning]

@@ -17,6 +17,7 @@ from mtkit.training.prepare import Say, open_data, prepare_data, shards_director
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Place, Trainer
+from mtkit.training.validate import require_bleu, scoring_warnings
 
 
 @contextlib.contextmanager
@@ -50,7 +51,7 @@ def open_session(
     Raises:
         UsageError: There is a run already and `resume` is False.
         ConfigError: The run that is there has another config, or another process has.
-        MTKitError: Another process trains in this directory.
+        MTKitError: Another process trains in this directory, or BLEU cannot be computed for the target language.
     """
     run = RunDirectory(path=output)
     device = resolve_device(device_name)
@@ -60,12 +61,14 @@ def open_session(
     if device.type == "cpu":
         keep_freed_memory()
     place = Place(device=device, precision=resolve_precision(config.training.precision, device), world=world)
+    if config.validation.translate:
+        require_bleu(config.data.tgt_lang)
     with contextlib.ExitStack() as stack:
         if world.is_main:
             if not resume:
                 run.require_new()
             stack.enter_context(run.lock())
-            run.adopt_config(config)
+            run.require_same_config(config)
             with stop.at_once():
                 prepare_data(config, output, num_workers=num_workers, world_size=world.size, say=say)
         # The other processes wait here until the main one has prepared the data, which takes a while for a large corpus.
@@ -80,6 +83,8 @@ def open_session(
             initial.require_tokenizer(data.tokenizer, shards_directory(config, output))
             initial.load_into(trainer.updater, keep_optimizer=config.training.keep_optimizer)
         if world.is_main:
+            if config.validation.translate:
+                warnings += scoring_warnings(data.dev, tgt_lang=config.data.tgt_lang)
             for warning in warnings:
                 say(f"warning: {warning}")
             if checkpoint is not None:

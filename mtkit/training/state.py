@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from mtkit.checkpoint.format import ModelDescription, read_tensors, write_model_files, write_tensors
 from mtkit.checkpoint.layout import read_tensor_header
-from mtkit.checkpoint.manager import STATE_NAME, Metric
+from mtkit.checkpoint.manager import STATE_NAME, Metric, quality
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError
 from mtkit.files import read_json, write_json
-from mtkit.training.optim import state_shapes
+from mtkit.training.optim import Optimizer, state_shapes
 
 OPTIMIZER_NAME = "optimizer.safetensors"
 TRAINED_NAME = "trained.safetensors"
@@ -39,12 +38,14 @@ class TrainState:
         micro_per_update: Micro-batches of an update in the pool of the last one; follows from the number of processes that began the pool. None
             before the first.
         pool_digest: Of the pool of the last update (`Pool.digest`), to know it again; None before the first.
+        is_packed: Whether the batches of the last update were packed; None before the first.
         num_tgt_tokens: Target tokens consumed, EOS included.
         num_skipped: Updates skipped for a non-finite gradient.
         num_skipped_in_row: Of these, how many came last without one applied.
         elapsed_s: Seconds spent training, over all sessions of the run.
         saving_s: Of these, seconds spent on checkpoints.
         best_value: The best value of the early-stopping metric so far.
+        best_loss: The loss of the same validation.
         best_step: Its step.
         num_bad_validations: Validations since then without an improvement.
         scores: Results of the last validation.
@@ -59,12 +60,14 @@ class TrainState:
     position: int = 0
     micro_per_update: int | None = None
     pool_digest: str | None = None
+    is_packed: bool | None = None
     num_tgt_tokens: int = 0
     num_skipped: int = 0
     num_skipped_in_row: int = 0
     elapsed_s: float = 0.0
     saving_s: float = 0.0
     best_value: float | None = None
+    best_loss: float | None = None
     best_step: int | None = None
     num_bad_validations: int = 0
     scores: dict[str, float] = field(default_factory=dict)
@@ -73,17 +76,19 @@ class TrainState:
     scaler: dict[str, float] = field(default_factory=dict)
 
     def record_validation(self, scores: dict[str, float], *, metric: Metric) -> bool:
-        """Take in the results of a validation at the current step; returns whether the metric reached a new best.
+        """Take in the results of a validation at the current step; returns whether it is a new best, see `quality`.
 
         A result that is not finite is left out, and counts as one without a new best.
         """
         self.scores, self.scores_step = {name: value for name, value in scores.items() if math.isfinite(value)}, self.step
         if metric not in scores:
             return False
-        value = self.scores.get(metric)
-        is_better = value is not None and (self.best_value is None or (value < self.best_value if metric == "loss" else value > self.best_value))
+        known: dict[str, float | None] = {"loss": self.best_loss, metric: self.best_value}
+        best = {name: value for name, value in known.items() if value is not None}
+        is_better = metric in self.scores and (metric not in best or quality(self.scores, metric) > quality(best, metric))
         if is_better:
-            self.best_value, self.best_step, self.num_bad_validations = value, self.step, 0
+            self.best_value, self.best_loss = self.scores[metric], self.scores.get("loss")
+            self.best_step, self.num_bad_validations = self.step, 0
         else:
             self.num_bad_validations += 1
         return is_better
@@ -107,7 +112,8 @@ class TrainState:
         try:
             if value["format"] != FORMAT:
                 raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
-            younger = {"micro_per_update": None, "pool_digest": None, "saving_s": 0.0, "is_validation_due": False}  # than the format
+            none = dict.fromkeys(("micro_per_update", "pool_digest", "is_packed", "best_loss"))
+            younger = {**none, "saving_s": 0.0, "is_validation_due": False}  # than the format
             value = {**younger, **value}
             names = [entry.name for entry in dataclasses.fields(cls)]
             return cls(**{**{name: value[name] for name in names}, "scores": value["last_scores"]})
@@ -115,12 +121,12 @@ class TrainState:
             raise ArtefactError(f"{path}: is not the state of a training run: {error!r}") from error
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
     """The optimizer's state as named tensors, `KEY/NAME`: for Adam `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; none before the first update."""
     return {f"{key}/{names[parameter]}": value for parameter, entries in optimizer.state.items() for key, value in entries.items()}
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], path: Path) -> None:
+def restore_optimizer(optimizer: Optimizer, names: dict[Tensor, str], path: Path) -> None:
     """Put the tensors of a file back into an optimizer.
 
     Raises:

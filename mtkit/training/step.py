@@ -22,7 +22,7 @@ from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep, compile_layers, without_compiled_layers
 from mtkit.training.objective import Objective
-from mtkit.training.optim import OptimConfig, build_optimizer, skip_next_step
+from mtkit.training.optim import OptimConfig, build_optimizer
 from mtkit.training.precision import LossScaler
 
 
@@ -220,12 +220,9 @@ class Updater:
         all_reduce_tensor(sums, self._world)
         if self._config.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameter_names, self._config.clip_norm, norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         # Whether the update counts is decided where the numbers are: a GPU does not wait for us, nor we for it, before all of it is under way.
         is_finite = norm.isfinite() & sums[0].isfinite() & (sums[3] == 0)
-        skip_next_step(self.optimizer, ~is_finite)
-        self.optimizer.step()
+        self.optimizer.step(lr=lr, skip=~is_finite)
         self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         *results, gradient_norm, is_applied = torch.cat((sums, torch.stack((norm.double(), is_finite.double())))).tolist()
         if results[3]:

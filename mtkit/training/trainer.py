@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mtkit import faults
+from mtkit.artefacts import MANIFEST_NAME
 from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.data.batching import Budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
@@ -128,7 +129,7 @@ class Trainer:
         Raises:
             ArtefactError: The checkpoint does not fit the data or the model.
         """
-        checkpoint, warnings = self.store.find(world_size=self.place.world.size)
+        checkpoint, warnings = self.store.find(world_size=self.place.world.size, is_packed=self._is_packed)
         if checkpoint is not None:
             self.state = self.store.restore(checkpoint, self.updater)
             self._saved_step = self.state.step
@@ -156,6 +157,8 @@ class Trainer:
         if reason is None:
             with self._stop.at_once():
                 planned = self._plan_first()
+            if self.place.world.is_main:
+                self._run.save_config(self.config)
             yield self._record({"kind": "start", "step": self.state.step, **self._facts(planned)})
             self._try_largest(planned)
             self._last_time = self._clock()
@@ -200,8 +203,8 @@ class Trainer:
         return None
 
     def _is_complete(self) -> bool:
-        """Whether the run has done all that comes after its last update; it may have been killed between the two."""
-        if self.state.scores_step != self.state.step or not self._run.metrics.is_file():
+        """Whether the run has done all that comes after its last update, and its model is there; it may have been killed between the two."""
+        if self.state.scores_step != self.state.step or not (self._run.metrics.is_file() and (self._run.model / MANIFEST_NAME).is_file()):
             return False
         last = read_metrics(self._run.metrics)[-1:]
         return bool(last) and (last[0]["kind"], last[0]["step"]) == ("end", self.state.step)
@@ -246,6 +249,7 @@ class Trainer:
         state.epoch, state.pool, state.position = placed.following
         state.pool_digest = placed.planned.digest
         state.micro_per_update = placed.planned.plan.micro_per_update
+        state.is_packed = placed.planned.plan.shape is not None
         state.num_tgt_tokens += placed.batch.num_tgt_tokens
         now = self._clock()
         if result.is_applied:

@@ -14,7 +14,9 @@ from mtkit.data.loader import collate
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
-from mtkit.evaluation.metrics import corpus_scores
+from mtkit.errors import MTKitError
+from mtkit.evaluation.checks import is_in_subwords, takes_sentences_for_words
+from mtkit.evaluation.metrics import corpus_scores, tokenizer_for
 from mtkit.files import is_blank
 from mtkit.model.transformer import Transformer
 from mtkit.training.objective import Objective
@@ -58,6 +60,35 @@ class DevSet:
     def share(self, world: World) -> "DevSet":
         """Every world.size-th pair, from the rank on: what this process works on."""
         return DevSet(src_lines=self.src_lines[world.rank :: world.size], tgt_lines=self.tgt_lines[world.rank :: world.size])
+
+
+def require_bleu(tgt_lang: str | None) -> None:
+    """See before any training that BLEU can be computed for a language: the tokenizers of some are packages of their own.
+
+    Raises:
+        MTKitError: It cannot.
+    """
+    try:
+        corpus_scores(["x"], [["x"]], metrics=("bleu",), target_lang=tgt_lang)
+    except MTKitError as error:
+        extra = (tgt_lang or "")[:2]
+        raise MTKitError(
+            f"no validation could be scored: {error.message}",
+            hint=f"pip install 'sacrebleu[{extra}]', or leave out --tgt-lang {tgt_lang} and go by chrF: --set validation.metric=chrf",
+        ) from error
+
+
+def scoring_warnings(dev: DevSet, *, tgt_lang: str | None) -> list[str]:
+    """What makes BLEU on the dev set say little."""
+    warnings = []
+    if is_in_subwords(dev.tgt_lines):
+        what = "the dev set's target side holds subword marks (@@, ▁, ￭ or <0x..>)"
+        warnings.append(f"{what}. Give raw text, here and for training: it is segmented by mtkit, and translations come out as such text is written.")
+    tokenize = tokenizer_for(tgt_lang)
+    if takes_sentences_for_words(dev.tgt_lines, tokenize=tokenize):
+        what = f"the dev set's target side is written without spaces, and BLEU's tokenizer {tokenize} takes its sentences for words"
+        warnings.append(f"{what}. Name the language, such as --tgt-lang zh, or go by chrF: --set validation.metric=chrf")
+    return warnings
 
 
 @torch.inference_mode()

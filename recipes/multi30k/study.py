@@ -2,7 +2,7 @@
 
     python -m recipes.multi30k.study OUT NAME...
 
-Reads OUT/NAME/seed-N/TEST.cased.json and TEST.lctok.json, and the time in OUT/NAME/seed-N/metrics.jsonl.
+Reads OUT/NAME/seed-N/TEST.lctok.json and, where there is one, TEST.cased.json, and the time in OUT/NAME/seed-N/metrics.jsonl.
 """
 
 import json
@@ -10,7 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from recipes.multi30k.results import bleu
+from recipes.multi30k.results import KINDS, bleu
 
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
@@ -23,12 +23,14 @@ def main(out: str, *names: str) -> None:
         if not runs:
             print(f"| {name} | 0 | - | - | - |")
             continue
-        scores = [", ".join(means(runs, kind)) for kind in ("lctok", "cased")]
+        scores = [", ".join(means(runs, kind)) for kind in reversed(KINDS)]
         print(f"| {name} | {len(runs)} | {statistics.mean(map(minutes, runs)):.1f} | {scores[0]} | {scores[1]} |")
 
 
 def means(runs: list[Path], kind: str) -> list[str]:
-    """The mean score of each test set, and how far the seeds lie apart."""
+    """The mean score of each test set, and how far the seeds lie apart; - = there is no such score."""
+    if not all((run / f"{test}.{kind}.json").exists() for test in TESTS for run in runs):
+        return ["-"]
     found = [[bleu(run / f"{test}.{kind}.json")["score"] for run in runs] for test in TESTS]
     return [f"{statistics.mean(scores):.2f} (±{(max(scores) - min(scores)) / 2:.2f})" for scores in found]
 

@@ -6,14 +6,16 @@
 # DATA holds the raw files that the README names. Each line of VARIANTS (study.txt) is a name, a number of pieces, and options of `mtkit train`.
 # What is finished is not done again, and an interrupted training goes on where it was.
 #
-# Variables: SEEDS (1 2 3); JOBS, trainings at a time (1); STEPS, updates of each (those of the recipe); TRAIN_FLAGS, further options for all, for
+# Variables: TEXT (raw, or lc), see the README; SEEDS (1 2 3); JOBS, trainings at a time (1); STEPS, updates of each (those of the recipe); TRAIN_FLAGS, further options for all, for
 # example '--device cuda'; MTKIT, PYTHON, and those of the Makefile.
 set -eu
 
 recipe=$(cd "$(dirname "$0")" && pwd)
 data=${1:?usage: study.sh DATA OUT [VARIANTS]} out=${2:?usage: study.sh DATA OUT [VARIANTS]} variants=${3:-$recipe/study.txt}
 SEEDS=${SEEDS:-1 2 3} JOBS=${JOBS:-1} MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-python3} TRAIN_FLAGS=${TRAIN_FLAGS-}
-STEPS=${STEPS:-$(sed -n 's/^max_steps = //p' "$recipe/config.toml")}
+export TEXT=${TEXT:-raw}
+[ "$TEXT" = lc ] && config=config-lc || config=config
+STEPS=${STEPS:-$(sed -n 's/^max_steps = //p' "$recipe/$config.toml")}
 mkdir -p "$out"
 data=$(cd "$data" && pwd) out=$(cd "$out" && pwd) # make works in the directory of the recipe
 
@@ -27,7 +29,7 @@ recipe_make() { # TARGET PIECES ...: the recipe's own steps; all variants with a
     make -s -C "$recipe" "$target" DATA="$data" OUT="$out/data-$pieces" TOKENIZER_FLAGS="--set vocab_size=$pieces" MTKIT="$MTKIT" PYTHON="$PYTHON" "$@"
 }
 
-for pieces in $(lines | awk '{ print $2 }' | sort -un); do recipe_make "$out/data-$pieces/shards/MANIFEST.json" "$pieces"; done
+for pieces in $(lines | awk '{ print $2 }' | sort -un); do recipe_make shards "$pieces"; done
 while read -r name pieces flags; do
     for seed in $SEEDS; do
         while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done

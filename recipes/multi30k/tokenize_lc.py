@@ -1,9 +1,9 @@
-"""Turn German text into the form in which Multi30k scores are published: lower-cased, punctuation normalized, Moses-tokenized.
+"""Turn text into the form in which Multi30k scores are published: lower-cased, punctuation normalized, Moses-tokenized.
 
-    python tokenize_lc.py [INPUT [OUTPUT]]
+    python tokenize_lc.py LANGUAGE [INPUT [OUTPUT]]
 
-The same three steps in the same order as the data set's own `scripts/task1-tokenize.sh`, done by sacremoses. On the raw references of test2016,
-test2017 and MSCOCO the result is the distributed `.lc.norm.tok.de`, byte for byte; a test of this recipe holds that.
+The same three steps in the same order as the data set's own `scripts/task1-tokenize.sh`, done by sacremoses. Of the raw test2016, test2017
+and MSCOCO, English and German, the result is the distributed `.lc.norm.tok` text, byte for byte; a test of this recipe holds that.
 """
 
 import sys
@@ -13,9 +13,9 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from mtkit.files import STDIO, open_lines, open_output
 
 
-def main(source: str = STDIO, target: str = STDIO) -> None:
+def main(language: str, source: str = STDIO, target: str = STDIO) -> None:
     """Write one line for each line read."""
-    normalizer, tokenizer = MosesPunctNormalizer(lang="de"), MosesTokenizer(lang="de")
+    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
     with open_lines(source) as lines, open_output(target) as output:
         for line in lines:
             # Like the Perl tokenizer, this also writes &amp;, &apos;, &quot; and so on; the distributed references have them.

@@ -79,6 +79,11 @@ def test_select_best(count: int, metric: str, expected: list[int]) -> None:
     assert [checkpoint.step for checkpoint in select_best(CHECKPOINTS, count, metric=metric)] == expected
 
 
+def test_of_equals_the_one_with_the_lower_loss_is_taken() -> None:
+    candidates = [stored(1, bleu=0.0, loss=4.0), stored(2, bleu=0.0, loss=5.0), stored(3, bleu=0.0, loss=5.0)]
+    assert [checkpoint.step for checkpoint in select_best(candidates, 2, metric="bleu")] == [3, 1]
+
+
 def test_asking_for_more_than_there_are() -> None:
     with pytest.raises(UsageError, match="5 checkpoints were asked for, but there are 4"):
         select_last(CHECKPOINTS, 5)

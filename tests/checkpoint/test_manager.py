@@ -48,6 +48,13 @@ def test_a_low_loss_is_good(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in keeper.best()] == [2, 3]
 
 
+def test_where_the_metric_is_equal_the_loss_tells_what_is_better(tmp_path: Path) -> None:
+    keeper = manager(tmp_path, keep_last=1, keep_best=2)
+    for step, loss in ((1, 6.0), (2, 4.0), (3, 5.0), (4, 5.0)):
+        add(keeper, step, bleu=0.0, loss=loss)
+    assert [checkpoint.step for checkpoint in keeper.best()] == [2, 3]
+
+
 def test_without_validation_only_the_newest_are_kept(tmp_path: Path) -> None:
     keeper = manager(tmp_path)
     for step in (1, 2, 3):

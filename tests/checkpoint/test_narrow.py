@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mtkit.checkpoint.format import load_model, read_description, read_model_tensors, save_narrow_model
-from mtkit.checkpoint.layout import MODEL_NAME
-from mtkit.checkpoint.narrow import SCALE_SUFFIX, StoredPrecision, narrow, stored_shapes, widen
+from mtkit.checkpoint.layout import MODEL_NAME, SCALE_SUFFIX
+from mtkit.checkpoint.narrow import StoredPrecision, narrow, stored_shapes, widen
 from mtkit.errors import ArtefactError, MTKitError
 from mtkit.files import read_json, write_json
 from tests.decoding.builders import random_model, save, tiny_tokenizer

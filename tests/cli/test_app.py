@@ -1,5 +1,6 @@
 """The command line as a whole: how it starts, what it offers, and how it ends."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ START_LIMIT_RATIO = 3.0
 SLOW_IMPORTS = ("torch", "datasets", "sacrebleu", "sentencepiece")
 
 FAILING = """
-import os, sys, time
+import atexit, ctypes, gc, os, sys, time
 import typer
 from mtkit import errors
 from mtkit.cli import console
@@ -82,9 +83,13 @@ def chat() -> None:
 def report() -> None:
     console.print_json({"a": 1})
 
-@app.command("compute")
-def compute() -> None:
-    import torch
+@app.command("leave")
+def leave() -> None:
+    atexit.register(lambda: print(gc.get_freeze_count() > 0))
+
+@app.command("load")
+def load(library: str) -> None:
+    ctypes.CDLL(library)
 
 main()
 """
@@ -169,12 +174,22 @@ print([name for name in {SLOW_IMPORTS!r} if name in sys.modules])
     ("set_by_user", "spins"), [({}, str(IDLE_SPINS)), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")]
 )
 def test_idle_threads_sleep_unless_the_user_decides(failing: str, set_by_user: dict[str, str], spins: str) -> None:
-    environment = {name: value for name, value in measured_environment().items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    shown = run(sys.executable, failing, "compute", env=environment | set_by_user | {"OMP_DISPLAY_ENV": "verbose"}).stderr
-    if "GOMP_SPINCOUNT" not in shown:
+    """GNU OpenMP reads its settings when it is loaded, which torch does as it is imported."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    libraries = list(Path(torch.origin).parent.glob("lib/libgomp*"))
+    if not libraries:
         pytest.skip("this torch uses another OpenMP than GNU's")
+    environment = {name: value for name, value in measured_environment().items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    shown = run(sys.executable, failing, "load", str(libraries[0]), env=environment | set_by_user | {"OMP_DISPLAY_ENV": "verbose"}).stderr
 
     assert f"GOMP_SPINCOUNT = '{spins}'" in shown
+
+
+def test_nothing_is_searched_for_garbage_as_it_ends(failing: str) -> None:
+    """With torch imported, that takes most of a second."""
+    assert run_failing(failing, "leave").stdout == "True\n"
 
 
 def test_version() -> None:
@@ -249,6 +264,13 @@ def test_everything_is_explained(path: tuple[str, ...]) -> None:
     unexplained = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
     assert command.help
     assert not unexplained
+
+
+@pytest.mark.parametrize("name", ["device", "threads"])
+def test_an_option_of_several_commands_is_the_same_in_all(name: str) -> None:
+    found = [parameter for command in COMMANDS.values() for parameter in command.params if f"--{name}" in parameter.opts]
+    assert len(found) > 2
+    assert len({(parameter.help, parameter.min, parameter.max) for parameter in found}) == 1
 
 
 def surface() -> str:

@@ -54,6 +54,7 @@ def test_named_ones_and_a_model_that_translates(toy_run: Path, toy_text: Path, t
     ("words", "exit_code", "message"),
     [
         (["RUN"], 2, "is a run: say which of its checkpoints to average\nAdd --last 5, or --best 5."),
+        (["RUN/model", "RUN"], 2, "is a run: say which of its checkpoints to average\nName checkpoints, such as "),
         (["RUN", "--last", "4"], 2, "4 checkpoints were asked for, but there are 3"),
         (["RUN", "--best", "3"], 2, "3 checkpoints with a validation result for bleu were asked for, but there are 2"),
         (["RUN", "--best", "1", "--metric", "ter"], 2, "--metric must be bleu, chrf or loss, but is ter"),

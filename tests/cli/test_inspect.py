@@ -33,7 +33,8 @@ def run() -> Run:
 
 
 def lines_of(text: str) -> dict[str, str]:
-    return dict(line.split(": ", 1) for line in text.removesuffix("\n").split("\n"))
+    pairs = (line.split(":", 1) for line in text.removesuffix("\n").split("\n"))
+    return {name: value.strip() for name, value in pairs}
 
 
 @pytest.fixture
@@ -46,12 +47,13 @@ def tokenizer_path(tmp_path: Path) -> Path:
 def test_lines_for_people(run: Run, tokenizer_path: Path) -> None:
     result = run(str(tokenizer_path))
     found = lines_of(result.stdout)
+    assert found["path"] == str(tokenizer_path)
     assert found["kind"] == "tokenizer"
-    assert found["joint"] == "yes"
-    assert found["src_vocab_size"] == "285"
-    assert found["config.user_defined_symbols"] == "<a>, <b>"
-    assert found["trained_on.tokenizer.model.num_lines"] == "80"
-    assert int(found["files.tokenizer.model"]) == (tokenizer_path / "tokenizer.model").stat().st_size
+    assert found["vocabulary"] == "285 pieces, shared by both sides, unigram"
+    assert found["own symbols"] == "<a>, <b>"
+    assert found["trained on"] == "80 of 80 lines"
+    assert found["checked"] == "names and sizes of all files are right"
+    assert lines_of(run(str(tokenizer_path), "--verify", "full").stdout)["checked"] == "the contents of all files are right"
     assert result.stderr == ""
 
 
@@ -61,6 +63,8 @@ def test_json(run: Run, tokenizer_path: Path) -> None:
     assert document["verified"] == "full"
     assert document["facts"]["src_vocab_size"] == 285
     assert document["damage"] == []
+    assert document["config"]["user_defined_symbols"] == ["<a>", "<b>"]
+    assert document["files"]["tokenizer.model"] == (tokenizer_path / "tokenizer.model").stat().st_size
 
 
 def test_damage_has_exit_code_4(run: Run, tokenizer_path: Path, tmp_path: Path) -> None:
@@ -78,14 +82,14 @@ def test_a_damaged_run_is_described_all_the_same(run: Run, tmp_path: Path) -> No
     result = run(str(tmp_path), exit_code=4)
     found = lines_of(result.stdout)
     assert found["kind"] == "run"
-    assert found["latest_checkpoint"] == "step-0000002"
-    assert found["checkpoints.step-0000001.bleu"] == "1.5"
-    assert "step-0000001/extra.json: is missing" in found["damage"]
+    assert found["checkpoints"] == "2: step-0000002, step-0000001"
+    assert found["checked"] == "damaged in 1 place"
+    assert "step-0000001/extra.json: is missing" in result.stderr
     assert "error: " in result.stderr
 
 
 def test_control_characters_of_a_config_cannot_steer_the_terminal(run: Run, tmp_path: Path) -> None:
-    with atomic_directory(tmp_path / "x", kind="other", config={"name": "a\x1b[2Jb\nc"}) as temporary:
+    with atomic_directory(tmp_path / "x", kind="other", config={"data": {"train": ["a\x1b[2Jb\nc"]}}) as temporary:
         write_json(temporary / "x.json", {})
     result = run(str(tmp_path / "x"))
-    assert lines_of(result.stdout)["config.name"] == r"a\x1b[2Jb c"
+    assert lines_of(result.stdout)["trained on"] == r"a\x1b[2Jb c"

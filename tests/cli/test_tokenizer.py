@@ -196,7 +196,9 @@ def test_a_bundled_tokenizer_is_found(joint: Path, tmp_path: Path) -> None:
     with atomic_directory(tmp_path / "model", kind="model") as directory:
         (directory / "tokenizer").mkdir()
         Tokenizer.load(joint).write_files(directory / "tokenizer")
-    assert succeed("encode", tmp_path / "model", text=b"The dog\n") == succeed("encode", joint, text=b"The dog\n")
+    for place in (tmp_path / "model", tmp_path):  # as a run holds its model
+        assert succeed("encode", place, text=b"The dog\n") == succeed("encode", joint, text=b"The dog\n")
+        assert succeed("decode", place, text=succeed("encode", place, text=b"The dog\n")) == b"The dog\n"
 
 
 @pytest.mark.parametrize(

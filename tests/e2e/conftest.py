@@ -62,8 +62,12 @@ def _make(pipeline: Pipeline) -> None:
     train, dev, (test_src, test_ref) = pipeline.parallel("train"), pipeline.parallel("dev"), pipeline.parallel("test")
     run_mtkit("tokenizer", "train", *train, "--config", config, "--output", pipeline.tokenizer)
     run_mtkit("preprocess", "--train", *train, "--dev", *dev, "--tokenizer", pipeline.tokenizer, "--output", pipeline.shards, "--workers", "1")
-    run_mtkit("train", "--shards", pipeline.shards, "--config", config, "--output", pipeline.run, "--threads", "1")
-    run_mtkit("average", pipeline.run, "--last", "3", "--output", pipeline.average)
-    run_mtkit("translate", pipeline.average, "--input", test_src, "--output", pipeline.hypothesis, "--threads", "1")
+    for words in (
+        ("train", "--shards", pipeline.shards, "--config", config, "--output", pipeline.run, "--threads", "1"),
+        ("average", pipeline.run, "--last", "3", "--output", pipeline.average),
+        ("translate", pipeline.average, "--input", test_src, "--output", pipeline.hypothesis, "--threads", "1"),
+    ):
+        imports = run_mtkit(*words, environment={"PYTHONPROFILEIMPORTTIME": "1"}).stderr
+        (pipeline.root / f"{words[0]}.imports").write_bytes(imports)
     scores = run_mtkit("score", "--ref", test_ref, pipeline.hypothesis, "--src", test_src, "--json", "--bootstrap", "0")
     (pipeline.root / "scores.json").write_bytes(scores.stdout)

@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from mtkit import files
 from mtkit.artefacts import read_manifest
 from mtkit.cli.app import app
 from mtkit.data.shards import ShardSet
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.files import MAX_LINE_BYTES, is_blank, read_lines
+from mtkit.decoding import windows
+from mtkit.files import is_blank, read_lines
 from tests.e2e.toy import SIZES, Pipeline, mtkit_environment, run_mtkit
 
 Run = Callable[..., Result]
@@ -211,11 +213,14 @@ def test_a_blank_side_takes_its_partner_along(mtkit: Run, pipeline: Pipeline, tm
 # --- lines of any length ----------------------------------------------------------------------------------------------------------------
 
 
-def test_over_long_lines_do_not_end_or_thin_the_output(mtkit: Run, pipeline: Pipeline, tmp_path: Path) -> None:
+def test_over_long_lines_do_not_end_or_thin_the_output(mtkit: Run, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B04: just the limit, one token more, no space at all, and longer than can be read at once."""
+    most = 1 << 16
+    for module in (files, windows):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", most)
     limit, more = map(len, Tokenizer.load(pipeline.tokenizer).encode(["One two three", "One two three."], "src"))
     assert more == limit + 1
-    endless = b"one " * (MAX_LINE_BYTES // 4 + 9)
+    endless = b"one " * (most // 4 + 9)
     lines = [b"One two.", b"One two three", b"One two three.", b"x" * 50_000, endless, b"Two three."]
     result = mtkit("translate", pipeline.average, "--set", f"max_source_length={limit}", "--quiet", data=b"\n".join(lines))
     translations = result.stdout.removesuffix("\n").split("\n")
@@ -226,7 +231,7 @@ def test_over_long_lines_do_not_end_or_thin_the_output(mtkit: Run, pipeline: Pip
     assert "stdin: 1 lines are too long to be read whole" in result.stderr
     (tmp_path / "in").write_bytes(b"\n".join(lines))
     refs = ("--ref", tmp_path / "in", tmp_path / "in", "--metrics", "bleu", "--bootstrap", "0")
-    assert f"in: 1 lines are longer than {MAX_LINE_BYTES} bytes and were cut there" in mtkit("score", *refs).stderr
+    assert f"in: 1 lines are longer than {most} bytes and were cut there" in mtkit("score", *refs).stderr
 
 
 # --- in any locale ----------------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,14 @@ def test_the_language_is_learnt(pipeline: Pipeline) -> None:
     assert untrained[0].value < 1, "it cannot be had by copying"
 
 
+@pytest.mark.parametrize("command", ["train", "average", "translate"])
+def test_the_compiler_of_torch_is_not_imported(pipeline: Pipeline, command: str) -> None:
+    """It costs every start several seconds and 70 MB, and does nothing on a CPU; many functions of torch import it in passing."""
+    imported = (pipeline.root / f"{command}.imports").read_text("utf-8")
+    assert " torch\n" in imported
+    assert "torch._dynamo" not in imported
+
+
 def test_every_artefact_is_whole(pipeline: Pipeline) -> None:
     checkpoints = sorted((pipeline.run / "checkpoints").iterdir())
     assert [path.name for path in checkpoints] == ["step-0000300", "step-0000350", "step-0000400", "step-0000450"]

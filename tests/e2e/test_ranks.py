@@ -1,5 +1,6 @@
 """`mtkit train --nproc 2` when one of its processes, or the one that launched them, is killed or hangs."""
 
+import json
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.checkpoint.format import load_model
 from tests.e2e.test_signals import CONFIG, Result, Training, result_of
 from tests.e2e.toy import write_small_shards
 
@@ -38,11 +40,18 @@ def start(shards: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def straight(shards: Path) -> Result:
-    """What two processes come to that nothing disturbs."""
+def undisturbed(shards: Path) -> Training:
+    """Two processes that trained to the end: the run `straight`, and what they printed as the file `stdout`."""
     data: list[str | Path] = ["--shards", shards / "shards", "--config", shards / "config.toml"]
-    training = Training([*data, "--output", shards / "straight", "--nproc", "2"])
+    with open(shards / "stdout", "wb") as stdout:
+        training = Training([*data, "--output", shards / "straight", "--nproc", "2", "--json"], stdout=stdout)
     assert training.end() == 0, training.text
+    return training
+
+
+@pytest.fixture(scope="module")
+def straight(shards: Path, undisturbed: Training) -> Result:
+    """What two processes come to that nothing disturbs."""
     return result_of(shards / "straight")
 
 
@@ -56,6 +65,17 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_two_processes_train_one_model(shards: Path, undisturbed: Training) -> None:
+    assert undisturbed.text.count("2 x cpu") == 1
+    assert undisturbed.text.count("step 60  finished: ") == 1
+    assert json.loads((shards / "stdout").read_bytes())["end"]["step"] == 60, "one process prints, not two"
+    records = [json.loads(line) for line in (shards / "straight" / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
+    assert records[0]["world_size"] == 2
+    steps = [(record["kind"], record["step"]) for record in records if record["kind"] != "train"]
+    assert steps == [("start", 0), *[("valid", step) for step in (8, 16, 24, 32, 40, 48, 56, 60)], ("end", 60)]
+    assert ("valid", load_model(shards / "straight").description.provenance["step"]) in steps
 
 
 @pytest.mark.smoke

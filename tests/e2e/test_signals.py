@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -57,11 +58,11 @@ TRAINING = "parameters on"
 class Training:
     """`mtkit train` in a process of its own; its messages are collected as they come."""
 
-    def __init__(self, arguments: Sequence[str | Path], *, may_show_stacks: bool = False) -> None:
+    def __init__(self, arguments: Sequence[str | Path], *, may_show_stacks: bool = False, stdout: IO[bytes] | int = subprocess.DEVNULL) -> None:
         self._may_show_stacks = may_show_stacks
         command = [sys.executable, "-m", "mtkit", "train", *map(str, arguments), "--threads", "1", "--workers", "1"]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=mtkit_environment(), start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, env=mtkit_environment(), start_new_session=True
         )
         self.lines: list[str] = []
         self._changed = threading.Condition()

@@ -19,8 +19,8 @@ RunMake = Callable[..., subprocess.CompletedProcess[str]]
 ToyPairs = Callable[[int, int], list[tuple[str, str]]]
 
 
-def tokenize(text: bytes) -> bytes:
-    command = [sys.executable, str(RECIPE / "tokenize_lc.py")]
+def tokenize(text: bytes, language: str = "de") -> bytes:
+    command = [sys.executable, str(RECIPE / "tokenize_lc.py"), language]
     return subprocess.run(command, input=text, check=True, capture_output=True, timeout=60).stdout
 
 
@@ -37,16 +37,18 @@ def write_toy_data(directory: Path, toy_pairs: ToyPairs) -> None:
 # --- the Moses form -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("language", ["en", "de"])
 @pytest.mark.parametrize("name", TESTS)
-def test_moses_form_of_the_raw_references_is_the_distributed_one(name: str) -> None:
+def test_moses_form_of_the_raw_text_is_the_distributed_one(name: str, language: str) -> None:
     data = shared_data("multi30k")
-    assert tokenize((data / f"{name}.de").read_bytes()) == (data / f"{name}.lc.norm.tok.de").read_bytes()
+    assert tokenize((data / f"{name}.{language}").read_bytes(), language) == (data / f"{name}.lc.norm.tok.{language}").read_bytes()
 
 
 def test_moses_form_splits_normalizes_and_lowers() -> None:
     text = "Ein Boston Terrier läuft über saftig-grünes Gras.\nEr sagt: „Der Hund & ich“\n"
     expected = "ein boston terrier läuft über saftig-grünes gras .\ner sagt : &quot; der hund &amp; ich &quot;\n"
     assert tokenize(text.encode()).decode() == expected
+    assert tokenize("The dog's Café.\n".encode(), "en").decode() == "the dog &apos;s café .\n"
 
 
 def test_moses_form_has_one_line_per_line() -> None:
@@ -72,6 +74,23 @@ def test_dry_run_shows_the_steps_in_order(run_make: RunMake, tmp_path: Path, toy
     assert shown.count("--beam-size 5 ") == 3
     assert "fetch.py" not in shown
     assert not (tmp_path / "out").exists()
+
+
+def test_lower_cased_text_goes_through_all_steps(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs) -> None:
+    write_toy_data(tmp_path / "data", toy_pairs)
+    out = tmp_path / "out"
+    shown = run_make("multi30k", "-n", "results", DATA=tmp_path / "data", OUT=out, TEXT="lc").stdout
+    made = re.findall(r"tokenize_lc\.py (en|de) \S+ \S+/out/lc/text/(\S+)", shown)
+    assert made == [(name[-2:], name) for name in ("train.en", "train.de", "val.en", "val.de", *(f"{test}.en" for test in TESTS))]
+    assert f"mtkit preprocess --train {out}/lc/text/train.en {out}/lc/text/train.de --dev {out}/lc/text/val.en" in shown
+    assert shown.count(f"--config {RECIPE}/config-lc.toml") == 3
+    translated = re.findall(r"mtkit translate .* --input (\S+) --output (\S+)", shown)
+    assert translated == [(f"{out}/lc/text/{test}.en", f"{out}/lc/seed-1/{test}.lc.norm.tok") for test in TESTS]
+    scored = re.findall(r"mtkit score --json --metrics bleu --tokenize none --ref (\S+) (\S+) >", shown)
+    assert scored == [(f"{tmp_path}/data/{test}.lc.norm.tok.de", hypothesis) for test, (_, hypothesis) in zip(TESTS, translated, strict=True)]
+    assert ".cased.json" not in shown
+    wrong = run_make("multi30k", "-n", "results", check=False, DATA=tmp_path / "data", OUT=out, TEXT="lower")
+    assert "TEXT is raw or lc, not lower" in wrong.stderr
 
 
 def test_steps_whose_product_exists_are_skipped(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs) -> None:
@@ -111,7 +130,8 @@ def test_sums_are_those_of_the_data() -> None:
 
 def test_config_serves_all_commands() -> None:
     # `mtkit tokenizer train` and `mtkit preprocess` read their table of the same file.
-    assert {"tokenizer", "preprocess"} <= set(read_toml(RECIPE / "config.toml"))
+    for name in ("config.toml", "config-lc.toml"):
+        assert {"tokenizer", "preprocess"} <= set(read_toml(RECIPE / name))
 
 
 # --- the table ------------------------------------------------------------------------------------------------------------------------
@@ -130,6 +150,11 @@ def test_table_of_results(tmp_path: Path) -> None:
     assert re.split(r"  +", rows[3])[0] == "test_2017_mscoco"
     assert any("cased sacreBLEU" in row and "cased-signature" in row for row in rows)
     assert any("lower-cased tokenized BLEU" in row and "lctok-signature" in row for row in rows)
+    for name in TESTS:
+        (tmp_path / f"{name}.cased.json").unlink()
+    rows = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split("\n")
+    assert re.split(r"  +", rows[1]) == ["test_2016_flickr", "-", "40.00 [39.00, 41.50]", "41.02"]
+    assert not any("raw references" in row for row in rows)
 
 
 # --- the study ------------------------------------------------------------------------------------------------------------------------
@@ -150,6 +175,10 @@ def test_means_over_seeds_are_what_the_study_prints(tmp_path: Path) -> None:
     mean = ", ".join(["32.50 (±1.50)"] * 3)
     assert rows[2] == f"| wide | 2 | 1.5 | {mean} | {mean.replace('32.50', '31.50')} |"
     assert rows[3] == "| deep | 0 | - | - | - |"
+    for path in tmp_path.glob("wide/*/*.cased.json"):
+        path.unlink()
+    rows = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, cwd=REPOSITORY).stdout.split("\n")
+    assert rows[2] == f"| wide | 2 | 1.5 | {mean} | - |"
 
 
 @pytest.mark.slow
@@ -180,17 +209,23 @@ def test_the_study_trains_every_variant_with_every_seed(tmp_path: Path, toy_pair
 
 
 @pytest.mark.slow
-def test_the_whole_recipe_runs_and_then_has_nothing_to_do(run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs, toy_config: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "hypotheses", "cased"), [("raw", "seed-1/{}.de", r"(\d+\.\d\d) \[[\d., ]+\]"), ("lc", "lc/seed-1/{}.lc.norm.tok", "(-)")]
+)
+def test_the_whole_recipe_runs_and_then_has_nothing_to_do(
+    run_make: RunMake, tmp_path: Path, toy_pairs: ToyPairs, toy_config: Path, text: str, hypotheses: str, cased: str
+) -> None:
     write_toy_data(tmp_path / "data", toy_pairs)
     out = tmp_path / "out"
-    settings = {"DATA": tmp_path / "data", "OUT": out, "CONFIG": toy_config, "AVERAGE": "2"}
+    settings = {"DATA": tmp_path / "data", "OUT": out, "CONFIG": toy_config, "AVERAGE": "2", "TEXT": text}
     table = run_make("multi30k", "results", **settings).stdout
     for name in TESTS:
-        assert len((out / "seed-1" / f"{name}.de").read_bytes().split(b"\n")) == 13
-        row = re.search(rf"^{name} +(\d+\.\d\d) \[[\d., ]+\] +(\d+\.\d\d) \[[\d., ]+\] +\d+\.\d\d$", table, re.MULTILINE)
+        assert len((out / hypotheses.format(name)).read_bytes().split(b"\n")) == 13
+        row = re.search(rf"^{name} +{cased} +(\d+\.\d\d) \[[\d., ]+\] +\d+\.\d\d$", table, re.MULTILINE)
         assert row is not None, table
-        assert min(float(row[1]), float(row[2])) > 30  # the toy language is learnt
-    assert "case:mixed|eff:no|tok:13a" in table
+        assert float(row[2]) > 30  # the toy language is learnt
+        assert text == "lc" or float(row[1]) > 30
+    assert ("case:mixed|eff:no|tok:13a" in table) == (text == "raw")
     assert "case:mixed|eff:no|tok:none" in table
     again = run_make("multi30k", "results", **settings)
     assert "mtkit" not in again.stdout

@@ -3,7 +3,6 @@
 It prints what became of all those runs as JSON. It forks, which a process of pytest had better not do.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -36,7 +35,7 @@ def train(shards: Path, place: Path) -> None:
     config = codec.from_dict(TrainConfig, {**CONFIG, "data": {"shards": str(shards)}})
     run = RunDirectory(path=place)
     with run.lock():
-        run.adopt_config(config)
+        run.require_same_config(config)
         where = Place(device=torch.device("cpu"), precision=Precision(name="fp32", device_type="cpu"), world=World())
         trainer = Trainer(config, data=open_data(config, place), run=run, place=where, stop=StopRequest())
         trainer.resume()
@@ -71,8 +70,6 @@ def result(place: Path) -> list[str]:
 def main() -> None:
     shards, root, first, stride = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # the first update of a process does that and takes seconds for it: here it is done once for all
-
     os.fsync = lambda fd: None  # a process is lost here, not power
     assert train_in_child(shards, root / "straight", None) == 0
     straight = result(root / "straight")

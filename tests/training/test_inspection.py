@@ -107,6 +107,7 @@ def test_a_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert found.facts["num_parameters"] == 17
     assert found.facts["num_tensors"] == 2
     assert found.facts["dtypes"] == ["F32"]
+    assert found.facts["precision"] == "fp32"
     assert found.config == {"model": {"d_model": 4}}
     assert found.facts["provenance"] == {"step": 30}
     assert found.inputs == {"checkpoints": ["x"]}

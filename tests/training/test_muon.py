@@ -14,25 +14,27 @@ from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
 from mtkit.training import muon
 from mtkit.training.muon import Muon, orthogonalize
-from mtkit.training.optim import OptimConfig, build_optimizer
+from mtkit.training.optim import OptimConfig, Optimizer, build_optimizer
 
 MUON = OptimConfig(optimizer="muon")
 SHAPES = ((8, 8), (8, 8), (12, 8), (8, 20), (24, 8))
 
 
-def matrices_and_optimizer(config: OptimConfig, names: dict[str, tuple[int, ...]]) -> tuple[dict[str, torch.nn.Parameter], torch.optim.Optimizer]:
+def matrices_and_optimizer(config: OptimConfig, names: dict[str, tuple[int, ...]]) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
     torch.manual_seed(3)
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in names.items()}
     return parameters, build_optimizer({parameter: name for name, parameter in parameters.items()}, config)
 
 
-def take_step(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], *, step: int, lr: float = 0.1) -> None:
+def take_step(optimizer: Optimizer, parameters: dict[str, torch.nn.Parameter], *, step: int, lr: float = 0.1) -> None:
+    draw_gradients(parameters, step=step)
+    optimizer.step(lr=lr)
+
+
+def draw_gradients(parameters: dict[str, torch.nn.Parameter], *, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in parameters.values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
@@ -44,7 +46,9 @@ def test_it_does_what_torch_does(weight_decay: float, monkeypatch: pytest.Monkey
     reference = torch.optim.Muon(list(theirs.values()), momentum=0.95, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
     for step in range(4):
         take_step(optimizer, ours, step=step, lr=0.1 / (step + 1))
-        take_step(reference, theirs, step=step, lr=0.1 / (step + 1))
+        draw_gradients(theirs, step=step)
+        reference.param_groups[0]["lr"] = 0.1 / (step + 1)
+        reference.step()
         for name in names:
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=2e-4, msg=name)
 
@@ -86,15 +90,22 @@ def test_a_gradient_of_zero_moves_nothing_and_none_is_passed_over() -> None:
     parameters, optimizer = matrices_and_optimizer(MUON, {"encoder.a": (4, 4), "encoder.b": (4, 4), "c": (2,)})
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     parameters["encoder.a"].grad = torch.zeros(4, 4)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    optimizer.step()
+    optimizer.step(lr=0.1)
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.detach(), before[name], rtol=0, atol=0)
     optimizer.zero_grad(set_to_none=True)
     assert all(parameter.grad is None for parameter in parameters.values())
-    optimizer.step()
+    optimizer.step(lr=0.1)
     assert set(optimizer.state) == {parameters["encoder.a"]}
+
+
+@pytest.mark.parametrize("is_skipped", [True, False])
+def test_a_step_that_is_skipped_changes_nothing(is_skipped: bool) -> None:
+    parameters, optimizer = matrices_and_optimizer(MUON, {"encoder.a": (4, 4), "b": (2,)})
+    before = [parameter.detach().clone() for parameter in parameters.values()]
+    draw_gradients(parameters, step=1)
+    optimizer.step(lr=0.1, skip=torch.tensor(is_skipped))
+    assert [torch.equal(parameter, old) for parameter, old in zip(parameters.values(), before, strict=True)] == [is_skipped] * 2
 
 
 @pytest.mark.parametrize("tying", ["three-way", "none"])
@@ -117,9 +128,8 @@ def test_which_parameters_of_a_model_it_takes(tying: Any) -> None:
         "decoder.layers.0.feed_forward.in_proj.weight",
         "decoder.layers.0.feed_forward.out_proj.weight",
     }
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert len(held) == len(names)
-    assert set(held) == set(names)
+    assert len(optimizer.parameters) == len(names)
+    assert set(optimizer.parameters) == set(names)
 
 
 def test_every_preset_divides_into_blocks() -> None:

@@ -74,8 +74,7 @@ def test_adam_by_hand() -> None:
     for step in range(1, 5):
         gradient = 0.5 * step
         weight.grad = torch.tensor([gradient])
-        optimizer.param_groups[0]["lr"] = 0.1
-        optimizer.step()
+        optimizer.step(lr=0.1)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.98 * square + 0.02 * gradient**2
         expected -= 0.1 * (mean / (1 - 0.9**step)) / (math.sqrt(square / (1 - 0.98**step)) + 1e-9)
@@ -86,8 +85,7 @@ def test_weight_decay_is_decoupled() -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     optimizer = build_optimizer({weight: "w"}, OptimConfig(weight_decay=0.5))
     weight.grad = torch.tensor([0.0])
-    optimizer.param_groups[0]["lr"] = 0.1
-    optimizer.step()
+    optimizer.step(lr=0.1)
     assert weight.item() == pytest.approx(2.0 * (1 - 0.1 * 0.5))
 
 
@@ -103,7 +101,7 @@ def test_the_shapes_of_the_state() -> None:
         assert state_shapes(optimizer, names) == shapes
         for parameter in names:
             parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+        optimizer.step(lr=0.1)
         assert {
             f"{key}/{names[parameter]}": value.shape for parameter, entries in optimizer.state.items() for key, value in entries.items()
         } == shapes

@@ -100,8 +100,9 @@ def test_other_text_or_settings_do_not_pass_for_the_old(text: Path, tmp_path: Pa
 
 def test_sides_that_change_places_are_other_text(text: Path, tmp_path: Path) -> None:
     make(text, tmp_path / "run")
+    swapped = [f"data.{name}=['{text}/{name}.de', '{text}/{name}.en']" for name in ("train", "dev")]
     with pytest.raises(ConfigError, match="train: "):
-        make(text, tmp_path / "run", f"data.train=['{text}/train.de', '{text}/train.en']")
+        make(text, tmp_path / "run", *swapped)
 
 
 def test_what_an_unfinished_attempt_left_is_used_for_the_same_text_only(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +256,67 @@ def test_a_tokenizer_that_is_named_is_used(text: Path, tmp_path: Path) -> None:
         make(text, tmp_path / "run0", f"data.tokenizer={tmp_path / 'other' / 'data' / 'tokenizer'}")
 
 
+def test_a_tokenizer_or_text_that_is_gone_is_not_missed_once_the_shards_are_there(text: Path, toy_shards: Path, tmp_path: Path) -> None:
+    named = Path(shutil.copytree(toy_shards, tmp_path / "named"))
+    option = f"data.tokenizer={named}"
+    make(text, tmp_path / "run", option)
+    shutil.rmtree(named)
+    assert make(text, tmp_path / "run", option) == [f"warning: {named}: no longer there; the run goes on with its own copy"]
+    with pytest.raises(ArtefactError, match="named: is not a tokenizer and holds none: it does not exist"):
+        make(text, tmp_path / "new", option)
+    (text / "train.en").unlink()
+    (said,) = make(text, tmp_path / "run", option)
+    assert said.startswith(f"warning: {text / 'train.en'} {named}: no longer there")
+    append(text / "dev.en", "one")
+    append(text / "dev.de", "eins")
+    with pytest.raises(ConfigError, match=r" config: dev: \S+dev\.en holds other text; dev: \S+dev\.de holds other text\n"):
+        make(text, tmp_path / "run", option)
+    with pytest.raises(DataError, match=r"train\.en: cannot be read: No such file"):
+        make(text, tmp_path / "new", f"data.tokenizer={toy_shards}")
+
+
+def test_text_of_another_name_that_is_not_there_is_not_taken_for_the_old(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    with pytest.raises(ConfigError, match="train: nowhere.en holds other text"):
+        make(text, tmp_path / "run", f"data.train=['nowhere.en', '{text}/train.de']")
+
+
+@pytest.mark.parametrize("is_named_first", [False, True])
+def test_a_tokenizer_of_another_kind_is_one_difference(text: Path, toy_shards: Path, tmp_path: Path, is_named_first: bool) -> None:
+    named, learnt = (f"data.tokenizer={toy_shards}",), ()
+    make(text, tmp_path / "run", *(named if is_named_first else learnt))
+    with pytest.raises(ConfigError) as caught:
+        make(text, tmp_path / "run", *(learnt if is_named_first else named))
+    given = f"'given, {Tokenizer.load(toy_shards).fingerprint[:16]}'"
+    change = f"{given} -> 'learnt from the text'" if is_named_first else f"'learnt from the text' -> {given}"
+    assert caught.value.message.endswith(f" config: tokenizer: {change}")
+
+
+def test_a_tokenizer_that_was_learnt_is_no_copy_of_one_that_is_named(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    with pytest.raises(ArtefactError, match="nowhere: is not a tokenizer and holds none: it does not exist"):
+        make(text, tmp_path / "run", "data.tokenizer=nowhere")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "override"),
+    [
+        ("one eins\n", "data.train=['TEXT/bad.tsv']"),
+        ("one\t\n" * 40, "data.train=['TEXT/bad.tsv']"),
+        ("one\teins\n" * 40 + "two zwei\n", "data.dev=['TEXT/bad.tsv']"),
+        ("", "tokenizer.vocab_size=3000"),
+    ],
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_unusable_text_leaves_nothing_behind(text: Path, toy_shards: Path, tmp_path: Path, spoil: str, override: str, is_named: bool) -> None:
+    (text / "bad.tsv").write_text(spoil)
+    named = [f"data.tokenizer={toy_shards}"] if is_named and spoil else []
+    (tmp_path / "run").mkdir()
+    with pytest.raises((ConfigError, DataError)):
+        make(text, tmp_path / "run", override.replace("TEXT", str(text)), *named)
+    assert list((tmp_path / "run").rglob("*")) == []
+
+
 @pytest.fixture
 def streamed(text: Path, toy_shards: Path) -> tuple[str, ...]:
     """Overrides for a stream of the toy text."""
@@ -273,6 +335,14 @@ def test_of_a_stream_nothing_is_made(text: Path, tmp_path: Path, toy_shards: Pat
     pool, expected = data.source.read(0, 0), shards.source.read(0, 0)
     assert np.array_equal(pool.src_ids, expected.src_ids)
     assert np.array_equal(pool.tgt_ids, expected.tgt_ids)
+
+
+def test_a_dev_set_of_the_other_direction_is_refused_before_any_work(text: Path, tmp_path: Path, streamed: tuple[str, ...]) -> None:
+    swapped = f"data.dev=['{text}/dev.de', '{text}/dev.en']"
+    for overrides in ((swapped,), (swapped, *streamed)):
+        with pytest.raises(UsageError, match=r"dev goes from \.de to \.en .*, but the training corpus goes from \.en to \.de"):
+            make(text, tmp_path / "run", *overrides)
+        assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("change", ["train", "dev", "tokenizer", "filters", "nothing"])

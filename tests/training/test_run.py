@@ -1,9 +1,12 @@
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,27 +66,68 @@ def test_a_lock_is_no_matter_of_the_name_alone(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_where_nothing_was_begun_nothing_is_left(tmp_path: Path, fails: bool) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    for place in (tmp_path / "new" / "run", tmp_path / "mine", tmp_path / "mine" / "run"):
+        with contextlib.suppress(ZeroDivisionError), RunDirectory(path=place).lock():
+            assert (place / "run.lock").exists()
+            _ = 1 / (0 if fails else 1)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["mine", "mine/notes.txt"]
+    with RunDirectory(path=tmp_path / "run").lock():
+        (tmp_path / "run" / "metrics.jsonl").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with RunDirectory(path=tmp_path / "run").lock():
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_lock_of_one_that_has_just_ended_is_not_taken_for_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is removed between the opening of it and the locking."""
+    lock = fcntl.flock
+    opened: list[int] = []
+
+    def flock(stream: Any, operation: int) -> None:
+        if not opened:
+            (tmp_path / "run.lock").unlink()
+        opened.append(os.fstat(stream.fileno()).st_ino)
+        lock(stream, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with RunDirectory(path=tmp_path).lock():
+        assert len(opened) == 2
+        assert (tmp_path / "run.lock").stat().st_ino == opened[1]
+        with pytest.raises(MTKitError, match="is in use by process"), RunDirectory(path=tmp_path).lock():
+            pass
+
+
 def test_a_new_run_saves_its_config(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path)
     assert not run.has_checkpoints()
-    run.adopt_config(config(seed=1))
-    run.adopt_config(config(seed=2))  # nothing was trained with the first
+    run.save_config(config(seed=1))
+    run.require_same_config(config(seed=2))  # nothing was trained with the first
+    run.save_config(config(seed=2))
     assert codec.from_dict(TrainConfig, json.loads((tmp_path / "config.json").read_text())) == config(seed=2)
 
 
 def test_a_run_that_has_begun_keeps_what_shapes_it(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path)
-    run.adopt_config(config(seed=1))
+    run.save_config(config(seed=1))
     (run.checkpoints / "step-0000010").mkdir(parents=True)
     assert run.has_checkpoints()
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(ConfigError, match="holds a run with another config: model.dropout: 0.1 -> 0.3; seed: 1 -> 2") as error:
-        run.adopt_config(config(seed=2, model={"dropout": 0.3}, training={"max_steps": 9}))
+        run.require_same_config(config(seed=2, model={"dropout": 0.3}, training={"max_steps": 9}))
     assert error.value.exit_code == 2
     assert "another --output" in (error.value.hint or "")
     assert (tmp_path / "config.json").read_bytes() == before
-    run.adopt_config(config(seed=1, training={"max_steps": 9}))
-    assert json.loads((tmp_path / "config.json").read_text())["training"]["max_steps"] == 9
+    run.require_same_config(config(seed=1, training={"max_steps": 9}))
+    assert (tmp_path / "config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", [".step-0000010.tmp-12-0123abcd", "notes.txt"])

@@ -73,3 +73,26 @@ def test_another_model_is_refused_with_the_difference(make_trainer: MakeTrainer,
     save(make_trainer(tmp_path), 1)
     with pytest.raises(ArtefactError, match="holds another model: ffn_dim: 32 -> 48"):
         make_trainer(tmp_path, "model.ffn_dim=48")
+
+
+@pytest.mark.parametrize(
+    ("was_packed", "is_packed", "position", "warning"),
+    [
+        (True, False, 0, "the run goes on with padded batches instead of packed ones: it is not bit-exact"),
+        (
+            False,
+            True,
+            4,
+            "the run goes on with packed batches instead of padded ones: it is not bit-exact, and the pool of pairs in which it stopped",
+        ),
+        (True, True, 4, None),
+        (None, True, 4, None),  # a former mtkit did not note it
+    ],
+)
+def test_another_layout_of_the_batches_is_told(
+    make_trainer: MakeTrainer, tmp_path: Path, was_packed: bool | None, is_packed: bool, position: int, warning: str | None
+) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.store.save(TrainState(step=1, epoch=1, pool=2, position=position, is_packed=was_packed), trainer.updater, world_size=1)
+    found = [line.split(" is dealt anew: ")[0] for line in trainer.store.find(world_size=1, is_packed=is_packed)[1]]
+    assert found == ([] if warning is None else [warning])

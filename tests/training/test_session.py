@@ -1,5 +1,6 @@
 import contextlib
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,13 @@ import pytest
 
 from mtkit import config as codec
 from mtkit.distributed import World
-from mtkit.errors import ArtefactError, ConfigError, MTKitError, UsageError
+from mtkit.errors import ArtefactError, ConfigError, DataError, MTKitError, UsageError
 from mtkit.training.config import TrainConfig
 from mtkit.training.prepare import prepare_data, shards_directory
 from mtkit.training.session import open_session
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
-from tests.training.toy import TOY, toy_data
+from tests.training.toy import GERMAN, TOY, toy_data
 
 
 def config(data: codec.Tree, *overrides: str) -> TrainConfig:
@@ -80,6 +81,71 @@ def test_another_config_is_refused_before_anything_is_done(data: codec.Tree, tmp
     train(config(data, "training.max_steps=5"), tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("data_keys", "override", "kind", "message"),
+    [
+        ({"train": ["nowhere.en", "nowhere.de"]}, "seed=1", DataError, "nowhere.en: cannot be read"),
+        ({}, "data.dev=[]", UsageError, "no dev set was given"),
+        ({}, "training.init_from=nowhere", ArtefactError, "nowhere: does not exist"),
+        ({}, "tokenizer.vocab_size=3000", ConfigError, "vocab_size 3000 is too large"),
+        ({"stream": True, "tokenizer": "nowhere"}, "seed=1", ArtefactError, "nowhere: is not a tokenizer"),
+        ({"train": [], "dev": [], "shards": "nowhere"}, "seed=1", ArtefactError, "nowhere"),
+        ({"train": [], "dev": [], "shards": "TOY"}, "batch.max_tokens=1", DataError, "none of the 120 training pairs fits"),
+    ],
+)
+def test_what_cannot_begin_leaves_nothing(
+    toy_text: Path, toy_shards: Path, tmp_path: Path, data_keys: codec.Tree, override: str, kind: type[MTKitError], message: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    places = {key: str(toy_shards) for key, value in data_keys.items() if value == "TOY"}
+    bad = config({**toy_data(toy_text), **data_keys, **places}, override)
+    for output in (tmp_path / "new" / "run", tmp_path / "there"):
+        with pytest.raises(kind, match=message):
+            train(bad, output)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_what_is_refused_later_does_not_change_the_config_of_the_run(toy_text: Path, tmp_path: Path) -> None:
+    text = toy_data(toy_text)
+    train(config(text), tmp_path / "run")
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="was made from other text"), session(config(text, "tokenizer.vocab_size=43"), tmp_path / "run"):
+        pass
+    with session(config(text, "training.max_steps=9"), tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "config.json").read_bytes() == before, "nothing was trained with the others"
+
+
+TRANSLATE = ("validation.translate=true", "validation.metric=chrf")
+CHINESE = "零一二三四五六七八九"
+
+
+def test_a_language_for_which_bleu_cannot_be_computed_is_refused_before_any_work(
+    toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.setitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", None)
+    with pytest.raises(MTKitError, match="no validation could be scored: BLEU's tokenizer ja-mecab") as caught:
+        train(config(toy_data(toy_text), "data.tgt_lang=ja", *TRANSLATE), tmp_path / "run")
+    assert "sacrebleu[ja]" in (caught.value.hint or "")
+    assert not (tmp_path / "run").exists()
+    train(config(toy_data(toy_text), "data.tgt_lang=ja"), tmp_path / "run")  # validates by the loss
+
+
+def test_text_without_spaces_whose_language_is_not_named_is_told(toy_text: Path, tmp_path: Path) -> None:
+    """fairseq 4689: BLEU 0 of good Chinese, and the best checkpoint chosen by it."""
+    text = Path(shutil.copytree(toy_text, tmp_path / "text"))
+    for name in ("train.de", "dev.de"):
+        lines = (text / name).read_text().split("\n")[:-1]
+        (text / name).write_text("".join("".join(CHINESE[GERMAN.index(word)] for word in line.split()) + "\n" for line in lines))
+    warnings = []
+    for lang in ("none", "zh"):
+        said = train(config(toy_data(text), f"data.tgt_lang={lang}", *TRANSLATE, "tokenizer.vocab_size=40"), tmp_path / lang)
+        warnings.append([line for line in said if "written without spaces" in line])
+    assert [len(lines) for lines in warnings] == [1, 0]
+    assert "--tgt-lang zh" in warnings[0][0]
+
+
 def test_other_data_under_the_same_name_is_refused(data: codec.Tree, toy_text: Path, tmp_path: Path) -> None:
     train(config(data), tmp_path / "run")
     text = Path(shutil.copytree(toy_text, tmp_path / "text"))
@@ -137,10 +203,16 @@ def test_one_matrix_for_two_vocabularies_of_one_size_is_refused(toy_text: Path, 
 
 
 def test_a_stream_is_trained_on_and_gone_on_with(toy_text: Path, toy_shards: Path, tmp_path: Path) -> None:
-    text = {**toy_data(toy_text), "stream": True, "tokenizer": str(toy_shards)}
+    named = Path(shutil.copytree(toy_shards, tmp_path / "named"))
+    text = {**toy_data(toy_text), "stream": True, "tokenizer": str(named)}
     assert train(config(text), tmp_path / "run") == []
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl", "model", "run.lock"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.json", "metrics.jsonl", "model"]
     assert train(config(text, "training.max_steps=6"), tmp_path / "run") == [f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000004'}"]
+    shutil.rmtree(named)
+    assert train(config(text, "training.max_steps=7"), tmp_path / "run") == [
+        f"warning: {named}: no longer there; the run goes on with its own copy",
+        f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000006'}",
+    ]
     with pytest.raises(ConfigError, match="data.stream: True -> False"), session(config(toy_data(toy_text)), tmp_path / "run"):
         pass
     for change in ("preprocess.filters.max_length=7", f"data.dev={[str(toy_text / 'train.en'), str(toy_text / 'train.de')]}"):

@@ -11,7 +11,7 @@ from mtkit.checkpoint.format import parameters_by_name, read_tensors, write_tens
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError
 from mtkit.files import write_json
-from mtkit.training.optim import OptimConfig, build_optimizer
+from mtkit.training.optim import OptimConfig, Optimizer, build_optimizer
 from mtkit.training.state import TrainState, optimizer_tensors, read_state, restore_optimizer
 
 FULL = TrainState(
@@ -21,12 +21,14 @@ FULL = TrainState(
     position=4,
     micro_per_update=6,
     pool_digest="5d" * 32,
+    is_packed=True,
     num_tgt_tokens=567,
     num_skipped=2,
     num_skipped_in_row=1,
     elapsed_s=8.25,
     saving_s=0.5,
     best_value=3.5,
+    best_loss=3.25,
     best_step=8,
     num_bad_validations=1,
     scores={"loss": 3.75},
@@ -63,6 +65,17 @@ def test_the_best_and_the_wait_since(metric: Any, values: list[float], best: int
     assert state.scores_step == 4
 
 
+def test_where_the_metric_is_equal_the_loss_tells_what_is_better() -> None:
+    """marian-dev 382: BLEU 0 at the start of a run is no reason to stop it, nor to keep its first weights as the best."""
+    state = TrainState()
+    found = []
+    for step, (bleu, loss) in enumerate([(0.0, 6.0), (0.0, 5.0), (0.0, 5.5), (1.0, 7.0), (0.0, 4.0)], start=1):
+        state.step = step
+        found.append(state.record_validation({"bleu": bleu, "loss": loss}, metric="bleu"))
+    assert found == [True, True, False, True, False]
+    assert (state.best_step, state.best_value, state.best_loss, state.num_bad_validations) == (4, 1.0, 7.0, 1)
+
+
 def test_a_validation_without_the_metric_is_neither_good_nor_bad() -> None:
     state = TrainState()
     assert not state.record_validation({"loss": 1.0}, metric="bleu")
@@ -91,18 +104,14 @@ def test_a_state_that_is_refused(tmp_path: Path, change: Any, message: str) -> N
         read_state(tmp_path)
 
 
-def optimizer_of(
-    shape: tuple[int, ...], *, num_updates: int, kind: Literal["adam", "muon"] = "adam"
-) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, str]]:
+def optimizer_of(shape: tuple[int, ...], *, num_updates: int, kind: Literal["adam", "muon"] = "adam") -> tuple[Optimizer, dict[torch.Tensor, str]]:
     torch.manual_seed(1)
     names: dict[torch.Tensor, str] = {torch.nn.Parameter(torch.randn(shape)): "encoder.a", torch.nn.Parameter(torch.randn(2)): "b"}
     optimizer = build_optimizer(names, OptimConfig(optimizer=kind))
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
     for _ in range(num_updates):
         for parameter in names:
             parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
+        optimizer.step(lr=0.1)
     return optimizer, names
 
 
@@ -123,8 +132,8 @@ def test_the_optimizer_goes_on_as_if_it_had_never_stopped(kind: Any, keys: set[s
         with torch.no_grad():
             parameter.copy_(other)
         parameter.grad = other.grad = torch.full_like(parameter, 0.5)
-    fresh.step()
-    optimizer.step()
+    fresh.step(lr=0.1)
+    optimizer.step(lr=0.1)
     for parameter, other in zip(fresh_names, names, strict=True):
         torch.testing.assert_close(parameter, other, rtol=0, atol=0)
 

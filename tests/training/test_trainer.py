@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,16 @@ def data_record(path: Path) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("overrides", [(), ACCUMULATING, WITH_EMA, DRAWN], ids=["plain", "accumulating", "ema", "drawn"])
-@pytest.mark.parametrize("stop_at", [2, 6, 10])
-def test_resume_equals_the_straight_run(make_trainer: MakeTrainer, tmp_path: Path, overrides: tuple[str, ...], stop_at: int) -> None:
-    # An epoch of the toy data has fewer than ten updates, so the later places are in the second epoch.
+def test_resume_equals_the_straight_run(make_trainer: MakeTrainer, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """One run, killed three times: where it does not go on as it was, its end differs."""
     common = (*overrides, "checkpoint.every_steps=2", "training.log_every_steps=2")
     straight = make_trainer(tmp_path / "straight", *common)
     consume(straight)
-    run_until(make_trainer(tmp_path / "resumed", *common), stop_at)
     resumed = make_trainer(tmp_path / "resumed", *common)
-    assert resumed.state.step == stop_at
+    for stop_at in (2, 6, 10):  # an epoch of the toy data has fewer than ten updates, so the last place is in the second epoch
+        run_until(resumed, stop_at)
+        resumed = make_trainer(tmp_path / "resumed", *common)
+        assert resumed.state.step == stop_at
     consume(resumed)
     assert fingerprint(resumed) == fingerprint(straight)
     assert resumed.state.epoch == straight.state.epoch >= 1
@@ -85,9 +87,9 @@ def test_corpora_with_weights_are_drawn_by_them(make_trainer: MakeTrainer, tmp_p
     assert (len(pool), int((pool.indices < 100).sum())) == (120, 30)
 
 
-@pytest.mark.parametrize(("stop_at", "mix"), [(3, ()), (8, ()), (8, ("data.weights=[1, 1]",))])
+@pytest.mark.parametrize(("stops", "mix"), [((3, 8), ()), ((8,), ("data.weights=[1, 1]",))])
 def test_resume_within_and_between_pools_equals_the_straight_run(
-    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, mix: tuple[str, ...]
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: tuple[int, ...], mix: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", 50)  # three pools
     monkeypatch.setattr(ShardSet, "corpora", (100, 20))
@@ -96,11 +98,11 @@ def test_resume_within_and_between_pools_equals_the_straight_run(
     consume(straight)
     places = [read_state(checkpoint.path) for checkpoint in straight.store.manager.stored()]
     assert {(state.epoch, state.pool, state.position > 0) for state in places} > {(0, pool, inside) for pool in (1, 2) for inside in (True, False)}
-    # Stopped by a limit in the middle, then killed.
-    consume(make_trainer(tmp_path / "resumed", *common, f"training.max_steps={stop_at}"))
-    run_until(make_trainer(tmp_path / "resumed", *common), stop_at + 2)
+    for stop_at in stops:  # stopped by a limit in the middle, then killed
+        consume(make_trainer(tmp_path / "resumed", *common, f"training.max_steps={stop_at}"))
+        run_until(make_trainer(tmp_path / "resumed", *common), stop_at + 2)
     resumed = make_trainer(tmp_path / "resumed", *common)
-    assert resumed.state.step == stop_at + 2
+    assert resumed.state.step == stops[-1] + 2
     consume(resumed)
     assert fingerprint(resumed) == fingerprint(straight)
     assert resumed.state.epoch == straight.state.epoch == 1
@@ -215,17 +217,20 @@ def test_a_finished_run_started_again_does_nothing_and_says_so(make_trainer: Mak
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("last", ["checkpoint", "valid", "hand over"])
+@pytest.mark.parametrize("last", ["checkpoint", "valid", "hand over", "end"])
 def test_a_run_that_was_killed_after_its_last_update_is_completed(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
-    """B47: whether before the last validation, after it, or before the model was handed over."""
+    """B47: whether before the last validation, after it, or before the model was handed over; and so is one whose model was removed."""
     common = ("training.max_steps=4", "checkpoint.every_steps=4")
     trainer = make_trainer(tmp_path / "killed", *common)
     if last == "hand over":
         monkeypatch.setattr(trainer.store, "hand_over", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             consume(trainer)
+    elif last == "end":
+        consume(trainer)
+        shutil.rmtree(tmp_path / "killed" / "model")
     else:
         next(record for record in trainer.train() if (record["kind"], record["step"]) == (last, 4))
     assert not (tmp_path / "killed" / "model").exists()
@@ -425,6 +430,14 @@ def test_another_world_size_is_allowed_and_said(make_trainer: MakeTrainer, tmp_p
     trainer.place = type(trainer.place)(device=trainer.place.device, precision=trainer.place.precision, world=World(size=2))
     _, warnings = trainer.resume()
     assert "2 processes instead of 1: it is not bit-exact" in warnings[0]
+
+
+def test_another_layout_of_the_batches_is_allowed_and_said(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_until(make_trainer(tmp_path), 4)
+    assert make_trainer(tmp_path).resume()[1] == []
+    monkeypatch.setattr("mtkit.training.trainer.can_pack", lambda *_: True)
+    _, (warning,) = make_trainer(tmp_path, "training.compile_layers=false").resume()
+    assert "packed batches instead of padded ones" in warning
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(make_trainer: MakeTrainer, tmp_path: Path) -> None:

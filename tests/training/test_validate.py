@@ -17,7 +17,7 @@ from mtkit.evaluation.metrics import corpus_scores
 from mtkit.training import validate as module
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
-from mtkit.training.validate import DevSet, ValidationFailedError, ValidationStoppedError, dev_loss, validate
+from mtkit.training.validate import DevSet, ValidationFailedError, ValidationStoppedError, dev_loss, scoring_warnings, validate
 
 MakeTrainer = Callable[..., Trainer]
 TRAINED = ("training.max_steps=150", "optim.lr=2e-2", "validation.translate=true", "checkpoint.every_steps=none", "model.dropout=0.0")
@@ -168,6 +168,17 @@ def test_the_loss_does_not_depend_on_the_batches(trained: Trainer) -> None:
     all_at_once = dev_loss(model, tokenizer, dev, device=torch.device("cpu"), max_tokens=100_000)
     assert one_by_one[0] == pytest.approx(all_at_once[0], rel=1e-5)
     assert one_by_one[1] == all_at_once[1] == sum(len(ids) + 1 for ids in tokenizer.encode(dev.tgt_lines, "tgt"))
+
+
+@pytest.mark.parametrize("line", ["ein gro@@ ßes Haus", "▁ein ▁gro ßes ▁Haus"])
+def test_text_that_was_segmented_before_is_told(line: str) -> None:
+    def warnings(lines: list[str]) -> list[str]:
+        return scoring_warnings(DevSet(src_lines=lines, tgt_lines=lines), tgt_lang="de")
+
+    (warning,) = warnings([line, "kurz"])
+    assert "holds subword marks" in warning
+    assert warnings(["ein großes Haus", "kurz"]) == []
+    assert warnings([line, *["kurz"] * 40]) == [], "one such line may be about subwords"
 
 
 def test_without_a_search_nothing_is_translated(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Search in slots against the plain search, on random models."""
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -69,17 +70,25 @@ def assert_same(found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequen
             assert left.log_prob == pytest.approx(right.log_prob, abs=1e-4)
 
 
+def random_caps(count: int) -> list[int]:
+    return [random.Random(index).randint(1, TGT_CAPACITY) for index in range(count)]
+
+
+@functools.cache
+def plain_search(beam_size: int, n_best: int) -> list[list[Hypothesis]]:
+    """What the next test compares with, once for all its cases of one beam."""
+    return plain(random_model(3), sources(25), random_caps(25), beam_size=beam_size, n_best=n_best, alpha=0.6, kind="gnmt")
+
+
 @pytest.mark.parametrize("looks", [1, 4, 7])
 @pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (4, 1), (5, 3)])
 @pytest.mark.parametrize("num_slots", [1, 3, 40])
 def test_equals_the_plain_search(num_slots: int, beam_size: int, n_best: int, looks: int) -> None:
-    batch = sources(25)
-    caps = [random.Random(index).randint(1, TGT_CAPACITY) for index in range(25)]
-    model = random_model(3)
+    model, batch, caps = random_model(3), sources(25), random_caps(25)
     search = in_slots(model, num_slots=num_slots, beam_size=beam_size, n_best=n_best, looks=looks)
     with inference([model]):
         found = search.run(batch, caps)
-    expected = plain(model, batch, caps, beam_size=beam_size, n_best=n_best, alpha=0.6, kind="gnmt")
+    expected = plain_search(beam_size, n_best)
     assert_same(found, expected)
     ended = [hypotheses[0].finished for hypotheses in expected]
     assert 0 < sum(ended) < len(ended), "some searches end by themselves, others at their cap"
