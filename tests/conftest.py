@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from hypothesis import settings
 # A slow machine is not a failure: pytest-timeout bounds what hangs. A check of a change is to be repeatable; at a desk, each run tries new examples.
 settings.register_profile("mtkit", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("mtkit")
+
+# Shells start background jobs deaf to Ctrl-C, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

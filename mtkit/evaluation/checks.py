@@ -210,6 +210,11 @@ def is_in_subwords(lines: Sequence[str]) -> bool:
     return _count(_SUBWORD, lines) >= max(1.0, _SUBWORD_SHARE * len(lines))
 
 
+def is_escaped(lines: Sequence[str]) -> bool:
+    """Whether a text holds characters as HTML entities, as Moses' tokenizer leaves them: `&quot;`, `&apos;`."""
+    return _count(_ENTITY, lines) >= max(1.0, _ENTITY_SHARE * len(lines))
+
+
 def takes_sentences_for_words(lines: Sequence[str], *, tokenize: str) -> bool:
     """Whether a text is written without spaces, as Chinese is, and this tokenizer of BLEU splits at spaces."""
     stride = max(1, len(lines) // _SAMPLE_LINES)

@@ -15,7 +15,7 @@ from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
 from mtkit.errors import MTKitError
-from mtkit.evaluation.checks import is_in_subwords, takes_sentences_for_words
+from mtkit.evaluation.checks import is_escaped, is_in_subwords, takes_sentences_for_words
 from mtkit.evaluation.metrics import corpus_scores, tokenizer_for
 from mtkit.files import is_blank
 from mtkit.model.transformer import Transformer
@@ -84,6 +84,9 @@ def scoring_warnings(dev: DevSet, *, tgt_lang: str | None) -> list[str]:
     if is_in_subwords(dev.tgt_lines):
         what = "the dev set's target side holds subword marks (@@, ▁, ￭ or <0x..>)"
         warnings.append(f"{what}. Give raw text, here and for training: it is segmented by mtkit, and translations come out as such text is written.")
+    if is_escaped(dev.tgt_lines):
+        what = "the dev set's target side holds HTML entities such as &quot;"
+        warnings.append(f"{what}. Undo them in all text, or translations will hold them too and BLEU is comparable with nothing published.")
     tokenize = tokenizer_for(tgt_lang)
     if takes_sentences_for_words(dev.tgt_lines, tokenize=tokenize):
         what = f"the dev set's target side is written without spaces, and BLEU's tokenizer {tokenize} takes its sentences for words"

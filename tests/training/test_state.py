@@ -65,6 +65,14 @@ def test_the_best_and_the_wait_since(metric: Any, values: list[float], best: int
     assert state.scores_step == 4
 
 
+def test_a_state_from_before_an_equal_metric_was_decided_by_the_loss() -> None:
+    value = FULL.to_json()
+    del value["best_loss"]
+    state = TrainState.from_json(value, path=Path("state.json"))
+    assert (state.best_value, state.best_loss) == (3.5, None)
+    assert state.record_validation({"bleu": 3.5, "loss": 9.0}, metric="bleu"), "whatever the loss was, it is known from now on"
+
+
 def test_where_the_metric_is_equal_the_loss_tells_what_is_better() -> None:
     """marian-dev 382: BLEU 0 at the start of a run is no reason to stop it, nor to keep its first weights as the best."""
     state = TrainState()

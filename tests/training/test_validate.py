@@ -170,15 +170,18 @@ def test_the_loss_does_not_depend_on_the_batches(trained: Trainer) -> None:
     assert one_by_one[1] == all_at_once[1] == sum(len(ids) + 1 for ids in tokenizer.encode(dev.tgt_lines, "tgt"))
 
 
-@pytest.mark.parametrize("line", ["ein gro@@ ßes Haus", "▁ein ▁gro ßes ▁Haus"])
-def test_text_that_was_segmented_before_is_told(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [("ein gro@@ ßes Haus", "subword marks"), ("▁ein ▁gro ßes ▁Haus", "subword marks"), ("das geht &apos;s", "HTML entities")],
+)
+def test_text_that_was_segmented_or_escaped_before_is_told(line: str, what: str) -> None:
     def warnings(lines: list[str]) -> list[str]:
         return scoring_warnings(DevSet(src_lines=lines, tgt_lines=lines), tgt_lang="de")
 
     (warning,) = warnings([line, "kurz"])
-    assert "holds subword marks" in warning
+    assert f"target side holds {what}" in warning
     assert warnings(["ein großes Haus", "kurz"]) == []
-    assert warnings([line, *["kurz"] * 40]) == [], "one such line may be about subwords"
+    assert warnings([line, *["kurz"] * 40]) == [], "one such line may be about such marks"
 
 
 def test_without_a_search_nothing_is_translated(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
