@@ -13,6 +13,9 @@ from mtkit.data.order import EpochOrder, Order
 from mtkit.data.shards import ShardSet
 from mtkit.data.token_file import Ids
 
+MIN_CORRELATED = 1000
+"""Pairs from which on the correlation of lengths is not chance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
@@ -64,6 +67,13 @@ class Pool:
     def lengths(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Source and target tokens of each pair."""
         return self.src_lengths, self.tgt_lengths
+
+    def length_correlation(self) -> float | None:
+        """Pearson's correlation of the lengths of sources and targets; None where it says nothing: of few pairs, or where all have one length."""
+        src, tgt = self.lengths
+        if len(self) < MIN_CORRELATED or src.min() == src.max() or tgt.min() == tgt.max():
+            return None
+        return float(np.corrcoef(src, tgt)[0, 1])
 
     def digest(self) -> str:
         """sha256 over all pairs, in their order."""

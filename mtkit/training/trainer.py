@@ -424,13 +424,14 @@ class Trainer:
         )
 
     def _facts(self, planned: PlannedPool) -> dict[str, Any]:
-        """What the run has to do. Padding is that of the first pool of this session, and the numbers per epoch go by it."""
+        """What the run has to do. Padding and correlation are those of the first pool of this session, and the numbers per epoch go by it."""
         return {
             "device": str(self.place.device),
             "precision": self.place.precision.name,
             "world_size": self.place.world.size,
             "parameters": self.updater.model.num_parameters(),
             "pairs": self.data.source.num_pairs,
+            "length_correlation": planned.pool.length_correlation(),
             "pairs_skipped": self.feed.skipped_per_epoch(planned),
             "updates_per_epoch": self.feed.updates_per_epoch(planned),
             "micro_batches_per_update": self.feed.budget.micro_per_update,

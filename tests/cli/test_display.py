@@ -18,6 +18,7 @@ START = {
     "world_size": 2,
     "parameters": 1_234_567,
     "pairs": 29_000,
+    "length_correlation": 0.85,
     "pairs_skipped": 0,
     "updates_per_epoch": 106,
     "micro_batches_per_update": 1,
@@ -106,6 +107,16 @@ def test_a_run_that_cannot_use_many_pairs_says_so(capsys: pytest.CaptureFixture[
         assert "warning" not in capsys.readouterr().err
         shown.show(START | {"pairs_skipped": 291})
         assert "warning: 291 of 29,000 pairs are longer than batch.max_tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_whose_sides_do_not_belong_together_says_so(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    with open_display(quiet=quiet, max_steps=5) as shown:
+        for correlation in (0.5, None):
+            shown.show(START | {"length_correlation": correlation})
+            assert "warning" not in capsys.readouterr().err
+        shown.show(START | {"length_correlation": -0.196})
+        assert "warning: long sources hardly go with long targets (correlation -0.20;" in capsys.readouterr().err
 
 
 def test_only_warnings_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:

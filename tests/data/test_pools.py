@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtkit.data.pools import ShardPools
+from mtkit.data.pools import Pool, ShardPools
 from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.token_file import HEADER_SIZE
@@ -59,6 +59,28 @@ def test_a_set_that_says_no_limit_has_none(directory: Path, config: dict[str, An
     shards.manifest.config.clear()
     shards.manifest.config.update(config)
     assert shards.length_limit == 0
+
+
+def pool_of(src_lengths: list[int], tgt_lengths: list[int]) -> Pool:
+    sides = [np.cumsum([0, *lengths]) for lengths in (src_lengths, tgt_lengths)]
+    ids = [np.zeros(int(offsets[-1]), dtype=np.uint16) for offsets in sides]
+    indices = np.arange(len(src_lengths))
+    return Pool(epoch=0, number=0, is_last=True, indices=indices, src_ids=ids[0], src_offsets=sides[0], tgt_ids=ids[1], tgt_offsets=sides[1])
+
+
+def test_the_lengths_of_translations_go_together_and_those_of_shifted_text_do_not() -> None:
+    rng = np.random.default_rng(3)
+    src = rng.integers(1, 40, size=1000)
+    tgt = src + rng.integers(0, 4, size=1000)
+    close = pool_of(src.tolist(), tgt.tolist()).length_correlation()
+    shifted = pool_of(src.tolist(), np.roll(tgt, 1).tolist()).length_correlation()
+    assert close is not None
+    assert shifted is not None
+    assert close > 0.95
+    assert abs(shifted) < 0.1
+    assert pool_of(src[1:].tolist(), tgt[1:].tolist()).length_correlation() is None, "too few to tell"
+    assert pool_of([5] * 1000, tgt.tolist()).length_correlation() is None
+    assert pool_of(src.tolist(), [5] * 1000).length_correlation() is None
 
 
 def test_a_pool_is_read_again_as_it_was(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_resumed_stream_equals_the_straight_run(
     assert straight.config.model.dropout > 0
     records = consume(straight)
     assert records[-1]["reason"] == ("the stream ended" if kind == "pipe" else "training.max_steps = 16 reached")
-    assert (records[0]["pairs"], records[0]["updates_per_epoch"]) == (None, None)
+    assert [records[0][name] for name in ("pairs", "updates_per_epoch", "length_correlation")] == [None] * 3
     assert straight.state.epoch == 1
     resumed = make("resumed")
     for stop_at in stops:
