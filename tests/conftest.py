@@ -14,9 +14,10 @@ from hypothesis import settings
 settings.register_profile("mtkit", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("mtkit")
 
-# Shells start background jobs deaf to Ctrl-C, and the processes that tests start would inherit that.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Shells start background jobs deaf to Ctrl-C, and nohup makes them deaf to a lost terminal. The processes that tests start would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if "PYTEST_XDIST_TESTRUNUID" in os.environ and signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture
