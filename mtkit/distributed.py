@@ -260,7 +260,10 @@ def _forwarding_signals(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterato
 
 
 def _wait_for_all(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
-    """The exit code of the first that fails, or 0; the others have `GRACE_S` from then on."""
+    """The exit code of the first that fails, or 0; the others have `GRACE_S` from then on.
+
+    One that lost its connection may end before the one that caused it: an error for users that comes later counts for more.
+    """
     first_failure, deadline = 0, float("inf")
     while None in (codes := [worker.poll() for worker in workers]) and time.monotonic() < deadline:
         if not first_failure and any(codes):
@@ -272,7 +275,7 @@ def _wait_for_all(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
             worker.send_signal(_SHOW_STACKS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(_STACKS_S)
-    return first_failure or _failure(codes)
+    return max([1, *filter(None, codes)]) if first_failure == 1 else first_failure or _failure(codes)
 
 
 def _failure(codes: Sequence[int | None]) -> int:

@@ -179,8 +179,18 @@ def test_the_code_is_that_of_the_rank_that_failed(install: Install, failure: str
 
 
 def test_an_error_for_users_comes_before_a_lost_connection(install: Install) -> None:
-    """C3: both ranks end at the same moment, the one because of the other."""
-    install("import os, sys, time\ntime.sleep(1.0 - time.time() % 1.0)\nsys.exit((1, 5)[int(os.environ['RANK'])])")
+    """C3: one rank ends because of the other, and before it."""
+    install("""
+import os, sys, time
+from pathlib import Path
+Path("out", os.environ["RANK"]).touch()
+while not Path("out", "1").exists():
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    sys.exit(5)
+sys.exit(1)
+""")
 
     assert launch([], num_processes=2) == 5
 
