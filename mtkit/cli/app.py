@@ -143,7 +143,7 @@ def _let_idle_threads_sleep() -> None:
 
     GNU OpenMP, which the Linux builds of torch use, spins for about a millisecond, and each operator of a small model takes microseconds. Beside
     another busy process, one thread spins away the time that the other one waits for: on two cores, training fell to a tenth and less. With this it
-    is 2 to 10 times as fast there, by what the other process does, and at most a tenth slower where the machine is free.
+    is 1.7 to 10 times as fast there, by what the other process does, and at most a tenth slower where the machine is free.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(IDLE_SPINS))
