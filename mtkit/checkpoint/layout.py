@@ -20,9 +20,6 @@ CARD_NAME = "README.md"
 CHECKPOINTS_NAME = "checkpoints"
 """The directory of a run that holds its checkpoints."""
 
-CHECKPOINT_PATTERN = re.compile(r"step-(\d{7,})")
-"""The whole name of a checkpoint's directory there, with the step."""
-
 EXPORT_KIND = "ctranslate2"
 """The kind of a directory that is made for CTranslate2, as its manifest has it."""
 
@@ -42,6 +39,8 @@ SCALE_SUFFIX = ".scale"
 
 MAX_HEADER_BYTES = 8 << 20
 """Of a safetensors file; a tensor takes about a hundred."""
+
+_CHECKPOINT = re.compile(r"step-(\d{7,})")
 
 _LAST_RECORDS_BYTES = 1 << 16
 
@@ -67,6 +66,16 @@ def read_tensor_header(path: Path) -> dict[str, dict[str, Any]]:
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(f"{path}: is not a safetensors file: {error}") from error
     return dict(header)
+
+
+def checkpoint_directories(directory: Path) -> list[tuple[int, Path]]:
+    """Step and place of each checkpoint in a directory, by step; a copy under another name, such as `step-0001000.bak`, is none.
+
+    Args:
+        directory: That of a run; it need not exist.
+    """
+    paths = [manifest.parent for manifest in directory.glob(f"*/{MANIFEST_NAME}")]
+    return sorted((int(match[1]), path) for path in paths if (match := _CHECKPOINT.fullmatch(path.name)))
 
 
 def find_model(path: Path) -> Path:
@@ -152,9 +161,5 @@ def _goes_on(run: Path) -> bool:
 
 
 def _newest_checkpoint(run: Path) -> Path | None:
-    """The checkpoint of the highest step; a copy under another name, such as `step-0001000.bak`, is none."""
-    by_step = {}
-    for manifest in (run / CHECKPOINTS_NAME).glob(f"*/{MANIFEST_NAME}"):
-        if match := CHECKPOINT_PATTERN.fullmatch(manifest.parent.name):
-            by_step[int(match[1])] = manifest.parent
-    return by_step[max(by_step)] if by_step else None
+    found = checkpoint_directories(run / CHECKPOINTS_NAME)
+    return found[-1][1] if found else None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
-from mtkit.checkpoint.layout import CHECKPOINT_PATTERN
+from mtkit.checkpoint.layout import checkpoint_directories
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import make_directory, read_json, sync, temporary_name
 
@@ -115,8 +115,8 @@ class CheckpointManager:
     def _unreadable(self, stored: list[StoredCheckpoint]) -> list[str]:
         """A line for each checkpoint whose manifest is there but does not count."""
         paths = {checkpoint.path for checkpoint in stored}
-        found = sorted(path.parent for path in self.directory.glob(f"step-*/{MANIFEST_NAME}") if CHECKPOINT_PATTERN.fullmatch(path.parent.name))
-        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is damaged" for path in reversed(found) if path not in paths]
+        found = reversed(checkpoint_directories(self.directory))
+        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is damaged" for _, path in found if path not in paths]
 
     @contextlib.contextmanager
     def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
@@ -187,14 +187,9 @@ def _is_whole(path: Path) -> bool:
 def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
     """The checkpoints in a directory that have a manifest and a state, by step; nothing else is looked at."""
     found = []
-    if directory.is_dir():
-        for path in directory.iterdir():
-            match = CHECKPOINT_PATTERN.fullmatch(path.name)
-            if match and (path / MANIFEST_NAME).is_file():
-                try:
-                    read_manifest(path, kind="checkpoint")
-                    scores = read_json(path / STATE_NAME).get("scores") or {}
-                    found.append(StoredCheckpoint(path=path, step=int(match[1]), scores={name: float(value) for name, value in scores.items()}))
-                except (ArtefactError, AttributeError, TypeError, ValueError):
-                    continue
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    for step, path in checkpoint_directories(directory):
+        with contextlib.suppress(ArtefactError, AttributeError, TypeError, ValueError):
+            read_manifest(path, kind="checkpoint")
+            scores = read_json(path / STATE_NAME).get("scores") or {}
+            found.append(StoredCheckpoint(path=path, step=step, scores={name: float(value) for name, value in scores.items()}))
+    return found

@@ -135,7 +135,7 @@ def _languages(config: Mapping[str, Any]) -> Iterator[Row]:
 
 def _training_text(config: Mapping[str, Any]) -> Iterator[Row]:
     data = _tree(config, "data")
-    if text := _list(data.get("train")) or [data[key] for key in ("shards",) if data.get(key)]:
+    if text := _list(data.get("train")) or list(filter(None, [data.get("shards")])):
         yield "trained on", _names(text)
     if origin := _tree(config, "training").get("init_from"):
         yield "began as", str(origin)

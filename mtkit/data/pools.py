@@ -100,7 +100,7 @@ class PoolSource(Protocol):
 
     @property
     def longest(self) -> int:
-        """Tokens, without EOS, that a sentence may have; 0 = not known. Without reading all the data: few or none have as many."""
+        """Tokens, without EOS, that a sentence may have; 0 = not known. An upper bound where finding the longest would take all the data."""
 
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool into memory. If it has no pairs, it is the next one that has some."""

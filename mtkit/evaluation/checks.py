@@ -165,7 +165,7 @@ class _Profile:
         self.num_attached = sum(bool(_ATTACHED_PUNCTUATION.search(line)) and not _SPACED_PUNCTUATION.search(line) for line in lines)
         self.num_cased = sum(line.lower() != line.upper() for line in lines)
         self.num_with_upper = sum(line.lower() != line for line in lines)
-        self.stride = max(1, self.num_lines // _SAMPLE_LINES)
+        self.stride = _stride(lines)
         self.script = _main_script(lines[:: self.stride])
 
     @property
@@ -217,12 +217,20 @@ def is_escaped(lines: Sequence[str]) -> bool:
 
 def takes_sentences_for_words(lines: Sequence[str], *, tokenize: str) -> bool:
     """Whether a text is written without spaces, as Chinese is, and this tokenizer of BLEU splits at spaces."""
-    stride = max(1, len(lines) // _SAMPLE_LINES)
-    return tokenize in _WORD_TOKENIZERS and _main_script(lines[::stride]) in _UNSPACED_SCRIPTS
+    return _joins_words(_main_script(lines[:: _stride(lines)]), tokenize)
+
+
+def _stride(lines: Sequence[str]) -> int:
+    """One of so many lines is in the sample."""
+    return max(1, len(lines) // _SAMPLE_LINES)
+
+
+def _joins_words(script: str | None, tokenize: str) -> bool:
+    return script in _UNSPACED_SCRIPTS and tokenize in _WORD_TOKENIZERS
 
 
 def _check_script(ref: _Profile, *, tokenize: str) -> list[Finding]:
-    if not takes_sentences_for_words(ref.lines, tokenize=tokenize):
+    if not _joins_words(ref.script, tokenize):
         return []
     return [
         Finding(
