@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mtkit.data.loader import Packing
+from mtkit.model.device import GRID
 from mtkit.model.dropout import dropout
+from mtkit.model.softmax import attention_weights
 
 MATMUL_MAX_SCORES = 256 * 256
 """Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
@@ -52,6 +54,40 @@ class PaddedAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
         """See `Attention`."""
         return attend(q, k, v, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class GridAttention:
+    """The same with all positions in one dimension, and after them unused ones up to a size of the grid, see `on_grid`: q_ND, k_MD and v_MD.
+
+    Attributes:
+        mask: Boolean, broadcasts to BHTS.
+        num_sentences: B.
+        num_queries: T.
+        num_keys: S.
+    """
+
+    mask: Tensor
+    num_sentences: int
+    num_queries: int
+    num_keys: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
+        """See `Attention`."""
+        lengths = (self.num_queries, self.num_keys, self.num_keys)
+        sides = [off_grid(x, self.num_sentences, length) for x, length in zip((q, k, v), lengths, strict=True)]
+        return on_grid(attend(*sides, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate))
+
+
+def on_grid(x_BTD: Tensor) -> Tensor:
+    """All positions in one dimension, with zeros after them up to a multiple of `device.GRID`: x_ND."""
+    num_rows = x_BTD.shape[0] * x_BTD.shape[1]
+    return functional.pad(x_BTD.flatten(0, 1), (0, 0, 0, -num_rows % GRID))
+
+
+def off_grid(x_ND: Tensor, num_sentences: int, length: int) -> Tensor:
+    """Undo `on_grid`: x_BTD, a view."""
+    return x_ND[: num_sentences * length].view(num_sentences, length, -1)
 
 
 class PackedKernel(Protocol):
@@ -154,7 +190,7 @@ def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, 
         out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
     else:
         out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)
-    return out_BHTC.transpose(1, 2).flatten(2)
+    return out_BHTC.transpose(1, 2).flatten(2).to(q_BTD.dtype)
 
 
 def attend_in_groups(q_BGD: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, mask: Tensor | None) -> Tensor:
@@ -178,10 +214,9 @@ def attend_in_groups(q_BGD: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, mask: Tensor
 
 
 def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:
-    scores_BHTS = torch.matmul(q_BHTC, k_BHSC.transpose(-2, -1))
-    # The lowest finite number instead of -inf: the weight is exactly 0 all the same, and a row without any True stays free of NaN.
-    # One pass masks, scales, and takes half precision to fp32.
-    bias_dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
-    bias = torch.zeros(mask.shape, dtype=bias_dtype, device=mask.device).masked_fill_(~mask, torch.finfo(bias_dtype).min)
-    weights_BHTS = torch.softmax(torch.add(bias, scores_BHTS, alpha=1.0 / math.sqrt(q_BHTC.shape[-1])), dim=-1).to(v_BHSC.dtype)
-    return torch.matmul(dropout(weights_BHTS, dropout_rate, training=True), v_BHSC)
+    """In fp32 at least: products as small as these are no faster in half precision, and the copies by heads, needed anyway, convert on their way."""
+    dtype = torch.promote_types(q_BHTC.dtype, torch.float32)
+    with torch.autocast("cpu", enabled=False):
+        q_BHTC, k_BHSC, v_BHSC = (x.to(dtype, memory_format=torch.contiguous_format) for x in (q_BHTC, k_BHSC, v_BHSC))
+        weights_BHTS = attention_weights(torch.matmul(q_BHTC, k_BHSC.transpose(-2, -1)), mask, scale=1.0 / math.sqrt(q_BHTC.shape[-1]))
+        return torch.matmul(dropout(weights_BHTS, dropout_rate, training=True), v_BHSC)

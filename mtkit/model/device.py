@@ -20,6 +20,9 @@ PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
 InferencePrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
+GRID = 128
+"""Rows of matrices are a multiple of this where `needs_grid` says so."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 _WARMUP_RUNS = 3
@@ -107,6 +110,14 @@ def resolve_inference_precision(name: PrecisionName, device: torch.device) -> Pr
 def cpu_is_fast_at_bf16() -> bool:
     """Whether this CPU multiplies bf16 matrices much faster than fp32 ones: AMX does. AVX512-BF16 alone was measured at half the speed of fp32."""
     return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_amx_tile_supported())
+
+
+def needs_grid(device: torch.device) -> bool:
+    """Whether matrix products should be of few different sizes here: a CPU in autocast.
+
+    For half precision oneDNN compiles a kernel for every new shape, in milliseconds and a megabyte of memory, and batches have hundreds of shapes.
+    """
+    return device.type == "cpu" and torch.is_autocast_enabled("cpu")
 
 
 @functools.cache

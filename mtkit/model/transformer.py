@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from mtkit.data.loader import Packing
 from mtkit.errors import ConfigError
-from mtkit.model.attention import Attention, PackedAttention, PaddedAttention, packed_kernel
+from mtkit.model.attention import Attention, GridAttention, PackedAttention, PaddedAttention, off_grid, on_grid, packed_kernel
 from mtkit.model.cache import DecoderCache, StepCache
 from mtkit.model.config import ModelConfig
+from mtkit.model.device import needs_grid
 from mtkit.model.dropout import dropout
 from mtkit.model.layers import CrossAttention, DecoderLayer, EncoderLayer, Positions, SelfAttention
 
@@ -184,8 +185,12 @@ class Transformer(nn.Module):
             src_BS: int64 ids, each sentence closed by EOS.
             src_mask_BS: bool, True where the token is real. The output for a sentence without real tokens is finite but means nothing.
         """
-        memory_BSD: Tensor = self.encoder(self._embed(src_BS, self.src_weight), PaddedAttention(src_mask_BS[:, None, None, :]))
-        return memory_BSD
+        num_sentences, length = src_BS.shape
+        mask = src_mask_BS[:, None, None, :]
+        x_BSD = self._embed(src_BS, self.src_weight)
+        if not needs_grid(x_BSD.device):
+            return cast(Tensor, self.encoder(x_BSD, PaddedAttention(mask)))
+        return off_grid(self.encoder(on_grid(x_BSD), GridAttention(mask, num_sentences, length, length)), num_sentences, length)
 
     def decode(self, tgt_BT: Tensor, memory_BSD: Tensor, src_mask_BS: Tensor, tgt_mask_BT: Tensor | None = None) -> Tensor:
         """hidden_BTD, the decoder's output at every position of a known target; position t sees the positions up to t.
@@ -201,10 +206,13 @@ class Transformer(nn.Module):
         if tgt_mask_BT is not None:
             self_mask = self_mask & tgt_mask_BT[:, None, None, :]
         x_BTD = self._embed(tgt_BT, self.tgt_weight)
-        hidden_BTD: Tensor = self.decoder(
-            x_BTD, memory_BSD, to_self=PaddedAttention(self_mask), to_src=PaddedAttention(src_mask_BS[:, None, None, :])
-        )
-        return hidden_BTD
+        src_mask = src_mask_BS[:, None, None, :]
+        if not needs_grid(x_BTD.device):
+            return cast(Tensor, self.decoder(x_BTD, memory_BSD, to_self=PaddedAttention(self_mask), to_src=PaddedAttention(src_mask)))
+        num_sentences, src_length = src_mask_BS.shape
+        to_self = GridAttention(self_mask, num_sentences, length, length)
+        to_src = GridAttention(src_mask, num_sentences, length, src_length)
+        return off_grid(self.decoder(on_grid(x_BTD), on_grid(memory_BSD), to_self=to_self, to_src=to_src), num_sentences, length)
 
     def encode_packed(self, src_M: Tensor, src: Packing) -> Tensor:
         """memory_MD: what `encode` gives for each sentence, of sentences that lie one after the other without padding.

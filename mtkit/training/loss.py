@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mtkit.data.tokenizer import PAD_ID
-from mtkit.model.device import can_compile
+from mtkit.model.device import GRID, can_compile, needs_grid
 
 CPU_CHUNK = 512
 """Target tokens whose logits exist at once on a CPU: so few that they stay in its cache and that their memory is used again and again."""
@@ -28,18 +29,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool
     ) -> tuple[Tensor, Tensor]:
         dtype = product_dtype(hidden_ND)
+        ctx.num_tokens = len(target_N)
+        if needs_grid(hidden_ND.device):
+            unused = -len(target_N) % GRID
+            hidden_ND, target_N = functional.pad(hidden_ND, (0, 0, 0, unused)), functional.pad(target_N, (0, unused), value=PAD_ID)
+        chunk = chunk_size(len(target_N), hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            return _forward(ctx, hidden_ND.to(dtype), weight_RD.to(dtype), target_N, vocab_size, epsilon, is_trained)
+            return _forward(ctx, hidden_ND.to(dtype), weight_RD.to(dtype), target_N, vocab_size, epsilon, is_trained, chunk)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         hidden_grad, weight_grad = ctx.gradients
         del ctx.gradients
-        return hidden_grad.mul_(gradients[0]), weight_grad.mul_(gradients[0]), None, None, None, None
+        return hidden_grad[: ctx.num_tokens].mul_(gradients[0]), weight_grad.mul_(gradients[0]), None, None, None, None
 
 
 def _forward(
-    ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool
+    ctx: Any, hidden_ND: Tensor, weight_RD: Tensor, target_N: Tensor, vocab_size: int, epsilon: float, is_trained: bool, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """The two sums, and in `ctx` the gradients of the first, if `is_trained`.
 
@@ -51,15 +57,14 @@ def _forward(
     is_real_N = target_N != PAD_ID
     hidden_grad = torch.empty(hidden_ND.shape, dtype=torch.float32, device=device)
     weight_grad = torch.zeros(weight_RD.shape, dtype=torch.float32, device=device)
+    hidden_sum_D = torch.zeros(weight_RD.shape[1], device=device)
     loss_sum, nll_sum = torch.zeros((), device=device), torch.zeros((), device=device)
-    chunk = chunk_size(len(target_N), device)
     buffer_KR = torch.empty(chunk, weight_RD.shape[0], dtype=weight_RD.dtype, device=device)
     for start in range(0, len(target_N), chunk):
         h_KD, y_K1, is_real_K1 = hidden_ND[start : start + chunk], target_N[start : start + chunk, None], is_real_N[start : start + chunk, None]
         z_KR = torch.mm(h_KD, weight_RD.t(), out=buffer_KR[: len(h_KD)])
         z_KR[:, vocab_size:] = -torch.inf
-        is_fused = z_KR.is_cuda and z_KR.dtype != torch.float32
-        grad_KR, lse_K1, target_z_K1 = (_fused_softmax() if is_fused else _softmax_less_target)(z_KR, y_K1, epsilon)
+        grad_KR, lse_K1, target_z_K1 = _softmax_for(z_KR)(z_KR, y_K1, epsilon)
         mean_z_K1 = (h_KD.float() @ mean_weight_D)[:, None]
         loss_sum += torch.where(is_real_K1, lse_K1 - (1.0 - epsilon) * target_z_K1 - epsilon * mean_z_K1, 0.0).sum()
         nll_sum += torch.where(is_real_K1, lse_K1 - target_z_K1, 0.0).sum()
@@ -68,7 +73,8 @@ def _forward(
         hidden_grad[start : start + chunk] = (torch.mm(grad_KR, weight_RD).float() - epsilon * mean_weight_D) * is_real_K1
         real_h_KD = h_KD * is_real_K1
         add_product(weight_grad, grad_KR, real_h_KD)
-        weight_grad[:vocab_size] -= epsilon / vocab_size * real_h_KD.sum(dim=0, dtype=torch.float32)
+        hidden_sum_D += real_h_KD.sum(dim=0, dtype=torch.float32)
+    weight_grad[:vocab_size] -= epsilon / vocab_size * hidden_sum_D
     ctx.gradients = hidden_grad, weight_grad
     ctx.mark_non_differentiable(nll_sum)
     return loss_sum, nll_sum
@@ -80,7 +86,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunk_size(num_tokens: int, device: torch.device) -> int:
-    """Tokens whose logits exist at once, such that all chunks of a batch are about equal."""
+    """Tokens whose logits exist at once, such that all chunks of a batch are about equal, where that costs nothing."""
+    if needs_grid(device):
+        return CPU_CHUNK
     num_chunks = max(1, -(-num_tokens // (CPU_CHUNK if device.type == "cpu" else CUDA_CHUNK)))
     return -(-num_tokens // num_chunks)
 
@@ -103,12 +111,35 @@ def _softmax_less_target(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Te
     return p_KR.to(z_KR.dtype).scatter_(1, y_K1, ((target_z_K1 - lse_K1).exp() - (1.0 - epsilon)).to(z_KR.dtype)), lse_K1, target_z_K1
 
 
+def _softmax_less_target_in_half(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for half precision on a CPU, where each pass over a copy in fp32 takes as long as a matrix product.
+
+    Log-sum-exp is that of the target, z - log p with p in half precision: a relative error of at most 2^-9 in p, to either side.
+    """
+    target_z_K1 = z_KR.gather(1, y_K1).float()
+    p_KR = torch.softmax(z_KR, dim=-1)
+    target_p_K1 = p_KR.gather(1, y_K1)
+    lse_K1 = target_z_K1 - target_p_K1.float().log()
+    lost_K = (target_p_K1[:, 0] < torch.finfo(z_KR.dtype).tiny).nonzero()[:, 0]  # p underflows
+    lse_K1[lost_K] = z_KR[lost_K].float().logsumexp(dim=-1, keepdim=True)
+    # In one dimension: torch scatters into rows of half precision by copying them all.
+    p_KR.view(-1)[torch.arange(0, p_KR.numel(), p_KR.shape[1]) + y_K1[:, 0]] = (target_p_K1 - (1.0 - epsilon))[:, 0]
+    return p_KR, lse_K1, target_z_K1
+
+
 def _softmax_less_target_in_one_pass(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same, in operations that torch can compile into a single kernel."""
     z32_KR = z_KR.float()
     lse_K1 = torch.logsumexp(z32_KR, dim=-1, keepdim=True)
     is_target_KR = torch.arange(z_KR.shape[1], device=z_KR.device) == y_K1
     return ((z32_KR - lse_K1).exp() - (1.0 - epsilon) * is_target_KR).to(z_KR.dtype), lse_K1, z32_KR.gather(1, y_K1)
+
+
+def _softmax_for(z_KR: Tensor) -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
+    """`_softmax_less_target` as it is fastest for these logits."""
+    if z_KR.dtype == torch.float32:
+        return _softmax_less_target
+    return _fused_softmax() if z_KR.is_cuda else _softmax_less_target_in_half
 
 
 @functools.cache
