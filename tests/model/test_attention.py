@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.data.loader import Packing
-from mtkit.model import attention
-from mtkit.model.attention import PackedAttention, PaddedAttention, attend
+from mtkit.model import attention, softmax
+from mtkit.model.attention import GridAttention, PackedAttention, PaddedAttention, attend
 
 B, T, S, D, H = 3, 5, 7, 16, 4
 
@@ -109,13 +109,32 @@ def test_a_query_without_keys_spoils_nothing(dtype: torch.dtype, requires_grad: 
             assert leaf.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(("short_row", "kernel"), [(0, "_softmax"), (T + 1, "exp_")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_softmax_runs_in_float32(dtype: torch.dtype) -> None:
+def test_softmax_runs_in_float32(dtype: torch.dtype, short_row: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "SHORT_ROW", short_row)
     q, k, v = (torch.randn(B, T, D, dtype=dtype, requires_grad=True) for _ in range(3))
     with Calls() as calls:
         out = attend(q, k, v, mask=causal_mask(T), num_heads=H)
     assert out.dtype == dtype
-    assert calls.dtypes["_softmax"] == {torch.float32}
+    assert calls.dtypes[kernel] == {torch.float32}
+
+
+@pytest.mark.parametrize("lengths", [(T, T), (T, S)])
+@pytest.mark.parametrize("grid", [1, 8, 64])
+def test_on_the_grid_it_is_the_same(grid: int, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "GRID", grid)
+    num_queries, num_keys = lengths
+    q, k, v = (torch.randn(B, length, D, requires_grad=True) for length in (num_queries, num_keys, num_keys))
+    mask = source_mask()[:, None, None, :num_keys]
+    expected = PaddedAttention(mask)(q, k, v, num_heads=H)
+    on_grid = GridAttention(mask, B, num_queries, num_keys)(*(attention.on_grid(x) for x in (q, k, v)), num_heads=H)
+    assert len(on_grid) % grid == 0
+    assert len(on_grid) - B * num_queries < grid
+    assert (on_grid[B * num_queries :] == 0).all()
+    out = attention.off_grid(on_grid, B, num_queries)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    assert_same_gradients(out, expected, (q, k, v))
 
 
 def packing(lengths: list[int], *, max_length: int = 8) -> Packing:

@@ -4,11 +4,13 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.data.loader import collate, pack
 from mtkit.data.packing import PackedShape
 from mtkit.errors import ConfigError
 from mtkit.model.config import MODEL_PRESETS, ModelConfig
+from mtkit.model.device import GRID
 from mtkit.model.layers import DecoderLayer, EncoderLayer, sinusoids
 from mtkit.model.transformer import Transformer
 from tests.model.reference import assert_same_gradients, copy_weights, stack_pairs
@@ -450,3 +452,36 @@ def test_depths_differ_as_configured() -> None:
     model = build()
     assert [type(layer) for layer in model.encoder.layers] == [EncoderLayer] * 3
     assert [type(layer) for layer in model.decoder.layers] == [DecoderLayer] * 2
+
+
+class Products(TorchDispatchMode):
+    """Records the rows of all products of a batch with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name in ("mm", "addmm") and args[-2].dtype == torch.bfloat16:
+            self.rows.add(args[-2].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_in_autocast_a_cpu_multiplies_few_shapes(norm: Any) -> None:
+    products = Products()
+    for lengths in ([9, 4, 6], [11, 3, 2, 1], [5] * 17):
+        model = build(norm=norm).float()
+        src_BS, src_mask_BS = batch(lengths=lengths)
+        tgt_BT, tgt_mask_BT = batch(lengths=[length + 2 for length in lengths])
+        out = []
+        for is_on in (False, True):
+            with products, torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+                hidden_BTD = model.decode(tgt_BT, model.encode(src_BS, src_mask_BS), src_mask_BS, tgt_mask_BT)
+            model.zero_grad()
+            torch.autograd.backward(hidden_BTD[tgt_mask_BT].float().square().sum())
+            out.append((hidden_BTD[tgt_mask_BT].detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))  # type: ignore[union-attr]
+        for exact, rounded in zip(*out, strict=True):
+            assert float((rounded - exact).norm() / exact.norm()) < 0.03
+    assert products.rows == {GRID}

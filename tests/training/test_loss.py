@@ -82,6 +82,37 @@ def test_the_softmax_for_one_kernel_is_the_plain_one() -> None:
         torch.testing.assert_close(part, right, rtol=1e-5, atol=1e-6)
 
 
+def test_the_softmax_for_half_precision_is_the_plain_one_rounded() -> None:
+    z_KR, y_K1 = (torch.randn(40, V) * 5.0).to(torch.bfloat16), torch.randint(V - 3, (40, 1))
+    z_KR[:, -3:] = -torch.inf
+    z_KR[7, y_K1[7]], z_KR[7, (y_K1[7] + 1) % (V - 3)] = -90.0, 90.0  # the target's probability is 0 in fp32 too
+    expected = module._softmax_less_target(z_KR.float(), y_K1, 0.1)
+    found = module._softmax_less_target_in_half(z_KR, y_K1, 0.1)
+    assert found[0].dtype == torch.bfloat16
+    torch.testing.assert_close(found[0].float(), expected[0], rtol=1e-2, atol=4e-3)
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=2**-8)
+    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0)
+
+
+def test_half_precision_on_a_cpu_multiplies_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", 16)
+    monkeypatch.setattr(module, "GRID", 8)
+    seen: list[int] = []
+    real = module._softmax_less_target_in_half
+
+    def spy(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(len(z_KR))
+        return real(z_KR, y_K1, epsilon)
+
+    monkeypatch.setattr(module, "_softmax_less_target_in_half", spy)
+    hidden_ND, weight_RD, target_N = inputs()
+    for num_tokens in (37, 33, 3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = ours(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], label_smoothing=0.1)
+        assert_close(found, exact(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], label_smoothing=0.1), relative=2e-2)
+    assert seen == [16, 16, 8, 16, 16, 8, 8]
+
+
 def test_gradient_against_finite_differences() -> None:
     hidden_ND, weight_RD, target_N = inputs(scale=0.5)
     _, _, hidden_grad, weight_grad = ours(hidden_ND, weight_RD, target_N, label_smoothing=0.2)
