@@ -21,20 +21,18 @@ class _ShortSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores_BHTS: Tensor, mask: Tensor, scale: float) -> Tensor:
-        weights_BHTS = torch.mul(scores_BHTS, scale) if scores_BHTS.dtype == torch.float64 else scores_BHTS.float().mul(scale)
-        weights_BHTS.exp_().mul_(mask.to(weights_BHTS.dtype))
+        weights_BHTS = torch.mul(scores_BHTS, scale).exp_().mul_(mask.to(scores_BHTS.dtype))
         weights_BHTS.div_(_row_sums(weights_BHTS).clamp_min_(torch.finfo(weights_BHTS.dtype).tiny))
         ctx.scale = scale
         ctx.save_for_backward(weights_BHTS)
-        return weights_BHTS.to(scores_BHTS.dtype)
+        return weights_BHTS
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (weights_BHTS,) = ctx.saved_tensors
         grad_BHTS = gradients[0] * weights_BHTS
-        grad_BHTS.addcmul_(weights_BHTS, _row_sums(grad_BHTS), value=-1.0).mul_(ctx.scale)
-        return grad_BHTS.to(gradients[0].dtype), None, None
+        return grad_BHTS.addcmul_(weights_BHTS, _row_sums(grad_BHTS), value=-1.0).mul_(ctx.scale), None, None
 
 
 def _row_sums(x_BHTS: Tensor) -> Tensor:
@@ -43,12 +41,12 @@ def _row_sums(x_BHTS: Tensor) -> Tensor:
 
 
 def attention_weights(scores_BHTS: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """softmax(scale * scores) over the keys that the mask shows, 0 at the others, in the dtype of the scores; computed in fp32 at least.
+    """softmax(scale * scores) over the keys that the mask shows, 0 at the others.
 
     A query that may attend to nothing gets finite numbers that mean nothing.
 
     Args:
-        scores_BHTS: Products of queries and keys, on a CPU.
+        scores_BHTS: Products of queries and keys, on a CPU, fp32 or fp64.
         mask: Boolean, broadcasts to BHTS.
         scale: 1 / sqrt(channels of a head).
     """
@@ -58,7 +56,5 @@ def attention_weights(scores_BHTS: Tensor, mask: Tensor, *, scale: float) -> Ten
             weights_BHTS: Tensor = _ShortSoftmax.apply(scores_BHTS, mask, scale)  # type: ignore[no-untyped-call]
             return weights_BHTS
     # The lowest finite number instead of -inf: the weight is exactly 0 all the same, and a row without any True stays free of NaN.
-    # One pass masks, scales, and takes half precision to fp32.
-    dtype = torch.promote_types(scores_BHTS.dtype, torch.float32)
-    bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-    return torch.softmax(torch.add(bias, scores_BHTS, alpha=scale), dim=-1).to(scores_BHTS.dtype)
+    bias = scores_BHTS.new_zeros(mask.shape).masked_fill_(~mask, torch.finfo(scores_BHTS.dtype).min)
+    return torch.softmax(torch.add(bias, scores_BHTS, alpha=scale), dim=-1)
