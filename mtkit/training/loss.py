@@ -30,9 +30,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         dtype = product_dtype(hidden_ND)
         ctx.num_tokens = len(target_N)
-        if needs_grid(hidden_ND.device):
-            unused = -len(target_N) % GRID
-            hidden_ND, target_N = functional.pad(hidden_ND, (0, 0, 0, unused)), functional.pad(target_N, (0, unused), value=PAD_ID)
+        target_N, hidden_ND = pad_to_grid(target_N, hidden_ND)
         chunk = chunk_size(len(target_N), hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             return _forward(ctx, hidden_ND.to(dtype), weight_RD.to(dtype), target_N, vocab_size, epsilon, is_trained, chunk)
@@ -83,6 +81,14 @@ def _forward(
 def product_dtype(x: Tensor) -> torch.dtype:
     """The dtype of a matrix product with x: that of autocast where it is on."""
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+def pad_to_grid(target_N: Tensor, *hidden_NDs: Tensor) -> list[Tensor]:
+    """Target tokens and the hidden vectors that predict them, with padding up to a size of the grid where products are of few sizes."""
+    unused = -len(target_N) % GRID if needs_grid(target_N.device) else 0
+    if not unused:
+        return [target_N, *hidden_NDs]
+    return [functional.pad(target_N, (0, unused), value=PAD_ID), *(functional.pad(hidden_ND, (0, 0, 0, unused)) for hidden_ND in hidden_NDs)]
 
 
 def chunk_size(num_tokens: int, device: torch.device) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtkit.data.tokenizer import PAD_ID
 from mtkit.model.device import can_compile
-from mtkit.training.loss import add_product, chunk_size, product_dtype
+from mtkit.training.loss import add_product, chunk_size, pad_to_grid, product_dtype
 
 
 class _PairedLinearCrossEntropy(torch.autograd.Function):
@@ -31,13 +31,15 @@ class _PairedLinearCrossEntropy(torch.autograd.Function):
         is_trained: bool,
     ) -> tuple[Tensor, Tensor]:
         device, dtype = first_ND.device, product_dtype(first_ND)
+        ctx.num_tokens = len(target_N)
+        target_N, first_ND, second_ND = pad_to_grid(target_N, first_ND, second_ND)
+        chunk = chunk_size(len(target_N), device)
         with torch.autocast(device.type, enabled=False):
             hidden_NDs, weight_VD = (first_ND.to(dtype), second_ND.to(dtype)), weight_RD[:vocab_size].to(dtype)
             is_real_N1 = (target_N != PAD_ID)[:, None]
             hidden_grads = tuple(torch.empty(h_ND.shape, dtype=torch.float32, device=device) for h_ND in hidden_NDs)
             weight_grad = torch.zeros(weight_RD.shape, dtype=torch.float32, device=device)
             sums = torch.zeros(2, device=device)
-            chunk = chunk_size(len(target_N), device)
             for rows in (slice(start, start + chunk) for start in range(0, len(target_N), chunk)):
                 h_KDs = [h_ND[rows] * is_real_N1[rows] for h_ND in hidden_NDs]
                 losses_2K, *grads_KV = _losses_and_gradients()(*(h_KD @ weight_VD.t() for h_KD in h_KDs), target_N[rows, None], epsilon, alpha)
@@ -57,7 +59,7 @@ class _PairedLinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         first_grad, second_grad, weight_grad = (gradient.mul_(gradients[0]) for gradient in ctx.gradients)
         del ctx.gradients
-        return first_grad, second_grad, weight_grad, None, None, None, None, None
+        return first_grad[: ctx.num_tokens], second_grad[: ctx.num_tokens], weight_grad, None, None, None, None, None
 
 
 def _softmax_pair(first_KV: Tensor, second_KV: Tensor, y_K1: Tensor, epsilon: float, alpha: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """The loss of R-Drop against torch's own operations in float64, forward and gradient."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch.nn import functional
 
 from mtkit.data.tokenizer import PAD_ID
 from mtkit.training import loss as loss_module
+from mtkit.training import r_drop
 from mtkit.training.loss import smoothed_cross_entropy
 from mtkit.training.r_drop import paired_cross_entropy
 
@@ -71,6 +74,29 @@ def test_autocast_keeps_gradients_near_those_of_fp32() -> None:
     for half, whole in zip(found, expected, strict=True):
         assert half.dtype == torch.float32
         assert (half - whole).abs().max() <= 0.03 * whole.abs().max()
+
+
+def test_half_precision_on_a_cpu_multiplies_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "CPU_CHUNK", 16)
+    monkeypatch.setattr(loss_module, "GRID", 8)
+    seen: list[int] = []
+    real = r_drop._softmax_pair
+
+    def spy(first_KV: Tensor, *rest: Any) -> Any:
+        seen.append(len(first_KV))
+        return real(first_KV, *rest)
+
+    monkeypatch.setattr(r_drop, "_losses_and_gradients", lambda: spy)
+    tensors = inputs()
+    for num_tokens in (N, N - 1):
+        some = (tensors[0][:num_tokens], tensors[1][:num_tokens], tensors[2], tensors[3][:num_tokens])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = ours(some, epsilon=0.1, alpha=5.0)
+        for half, whole in zip(found, exact(some, epsilon=0.1, alpha=5.0), strict=True):
+            assert half.shape == whole.shape
+            assert (half.double() - whole).abs().max() <= 0.03 * whole.abs().max()
+    assert set(seen) == {16, 8}
+    assert len(seen) == 2 * -(-N // 16)
 
 
 def test_no_gradient_is_made_where_none_is_asked_for() -> None:
