@@ -32,6 +32,14 @@ def tiny_tokenizer(seed: int = 1) -> Tokenizer:
     return train_tokenizer(zip(lines, reversed(lines), strict=True), TokenizerConfig(vocab_size=320))
 
 
+@cache
+def tokenizer_of_two() -> Tokenizer:
+    """A vocabulary for each side, of different text: to either side the other's is mostly bytes."""
+    to_upper = str.maketrans("abiklmnorstuvxze", "ABIKLMNORSTUVXZE")
+    pairs = zip(sentences(300, seed=1), (line.translate(to_upper) for line in sentences(300, seed=2)), strict=True)
+    return train_tokenizer(pairs, TokenizerConfig(vocab_size=320, joint=False))
+
+
 def random_model(seed: int, *, tokenizer: Tokenizer | None = None, num_layers: int = 2) -> Transformer:
     """An untrained model whose distributions are far from uniform and that ends its sentences now and then.
 

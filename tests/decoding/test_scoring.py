@@ -8,7 +8,7 @@ from mtkit.data.tokenizer import BOS_ID, EOS_ID
 from mtkit.decoding import scoring
 from mtkit.decoding.scoring import PenaltyKind, length_penalty, score_pairs, score_token_pairs
 from mtkit.errors import DataError
-from tests.decoding.builders import random_model, sentences, tiny_tokenizer
+from tests.decoding.builders import random_model, sentences, tiny_tokenizer, tokenizer_of_two
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,17 @@ def test_the_batch_changes_nothing_and_the_order_is_kept(monkeypatch: pytest.Mon
     assert [score.log_prob for score in whole] == pytest.approx([score.log_prob for score in single], abs=1e-4)
     backwards = score_pairs(model, tokenizer, src[::-1], tgt[::-1], batch_tokens=200)
     assert [score.log_prob for score in backwards[::-1]] == pytest.approx([score.log_prob for score in whole], abs=1e-4)
+
+
+def test_each_side_has_its_own_vocabulary() -> None:
+    """B26."""
+    tokenizer = tokenizer_of_two()
+    model = random_model(4, tokenizer=tokenizer)
+    src, tgt = ["baki lo mu", "xazen"], ["NER STA", "TRI LOKI MU"]
+    ids = [tokenizer.encode(lines, side) for lines, side in ((src, "src"), (tgt, "tgt"), (src, "tgt"), (tgt, "src"))]  # type: ignore[arg-type]
+    assert ids[0] != ids[2]
+    assert ids[1] != ids[3]
+    assert score_pairs(model, tokenizer, src, tgt) == score_token_pairs(model, ids[0], ids[1])
 
 
 def test_empty_lines_have_finite_scores() -> None:

@@ -15,7 +15,7 @@ from mtkit.decoding.search import StepFn, beam_search
 from mtkit.decoding.translator import SearchConfig, Translation, Translator
 from mtkit.errors import ConfigError, MTKitError, ResourceError
 from mtkit.model.transformer import Transformer
-from tests.decoding.builders import never_ends, random_model, sentences, tiny_tokenizer
+from tests.decoding.builders import never_ends, random_model, sentences, tiny_tokenizer, tokenizer_of_two
 
 SHORT = {"max_length_constant": 5}
 
@@ -99,6 +99,21 @@ def test_the_cap_is_that_of_the_sentence_and_is_told(monkeypatch: pytest.MonkeyP
     assert [len(t.hypotheses[0].tokens) for t in found] == [2 * length + 3 for length in lengths]
     assert not any(t.hypotheses[0].finished for t in found)
     assert all(t.warning and "was cut at" in t.warning for t in found)
+
+
+def test_each_side_has_its_own_vocabulary() -> None:
+    """B26."""
+    tokenizer = tokenizer_of_two()
+    model = random_model(4, tokenizer=tokenizer)
+    lines = sentences(40, seed=3)
+    found = list(Translator([model], tokenizer, search=SearchConfig(max_length_constant=20)).translate(lines))
+    tokens = [list(t.hypotheses[0].tokens) for t in found]
+    assert [t.text for t in found] == tokenizer.decode(tokens, "tgt") != tokenizer.decode(tokens, "src")
+    ended = [number for number, t in enumerate(found) if t.hypotheses[0].finished]
+    assert ended
+    scores = score_token_pairs(model, tokenizer.encode(lines, "src"), tokens)
+    for number in ended:
+        assert found[number].hypotheses[0].log_prob == pytest.approx(scores[number].log_prob, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.training import step as module
 from mtkit.training.config import TrainConfig
 from mtkit.training.micro import EagerMicroStep, GraphedMicroStep
+from mtkit.training.precision import LossScaler
 from mtkit.training.step import UpdateBatch, Updater, halves, update_batches
 from tests.helpers import run_on_two_ranks
 from tests.training import ranks
@@ -76,6 +77,30 @@ def test_a_process_without_work_does_not_change_the_gradient(two: Ranks, alone: 
     assert idle.weights[-1] == 0.0
     for rank in range(2):
         close(two.tensors[rank]["last"], alone.tensors[0]["last"], relative=2e-6)
+
+
+def test_a_loss_scale_is_gone_before_norm_and_clipping(shards: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B54."""
+    config = dataclasses.replace(codec.from_dict(TrainConfig, TOY).optim, clip_norm=0.01)
+    results, gradients = [], []
+    for is_scaled in (False, True):
+        updater = ranks.make_updater(shards, World())
+        updater = Updater(updater.model, config, precision=Precision(name="fp32", device_type="cpu"), device=torch.device("cpu"), world=World())
+        if is_scaled:
+            updater.scaler = LossScaler(Precision(name="fp16", device_type="cuda"))
+            assert updater.scaler.scale > 1.0
+
+        def step(*, lr: float, skip: Tensor, updater: Updater = updater) -> None:
+            assert not skip
+            gradients.append({name: parameter.grad.clone() for parameter, name in updater.parameter_names.items() if parameter.grad is not None})
+
+        monkeypatch.setattr(updater.optimizer, "step", step)
+        results.append(updater.run(next(ranks.batches(shards, World(), position=0)), lr=1e-3))
+    plain, scaled = results
+    assert plain.gradient_norm > 0.01, "else nothing is clipped"
+    assert scaled.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-5)
+    assert scaled.loss_sum == pytest.approx(plain.loss_sum, rel=1e-6)
+    close(gradients[1], gradients[0], relative=1e-5)
 
 
 def test_gradients_travel_once_per_update(two: Ranks) -> None:

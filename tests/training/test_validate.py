@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.data.loader import collate
+from mtkit.decoding.scoring import score_pairs
 from mtkit.decoding.translator import SearchConfig, Translation
 from mtkit.distributed import World
 from mtkit.evaluation.metrics import corpus_scores
@@ -18,6 +19,7 @@ from mtkit.training import validate as module
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
 from mtkit.training.validate import DevSet, ValidationFailedError, ValidationStoppedError, dev_loss, scoring_warnings, validate
+from tests.decoding.builders import random_model, tokenizer_of_two
 
 MakeTrainer = Callable[..., Trainer]
 TRAINED = ("training.max_steps=150", "optim.lr=2e-2", "validation.translate=true", "checkpoint.every_steps=none", "model.dropout=0.0")
@@ -85,6 +87,17 @@ def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path,
     scores = {entry["name"].lower(): entry["score"] for entry in json.loads(result.stdout)["systems"][0]["scores"]}
     assert scores["bleu"] == checkpoint.scores["bleu"]
     assert scores["chrf"] == checkpoint.scores["chrf"]
+
+
+def test_each_side_has_its_own_vocabulary() -> None:
+    """B26."""
+    tokenizer = tokenizer_of_two()
+    model = random_model(4, tokenizer=tokenizer)
+    dev = DevSet(src_lines=["baki lo mu", "xazen"], tgt_lines=["NER STA", "TRI LOKI MU"])
+    nll, num_tokens = dev_loss(model, tokenizer, dev, device=torch.device("cpu"), max_tokens=100)
+    scores = score_pairs(model, tokenizer, dev.src_lines, dev.tgt_lines)
+    assert nll == pytest.approx(-sum(score.log_prob for score in scores), rel=1e-5)
+    assert num_tokens == sum(score.num_tokens for score in scores)
 
 
 def test_processes_that_share_the_dev_set_get_the_same_result(trained: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
