@@ -190,7 +190,7 @@ def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, 
         out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
     else:
         out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)
-    return out_BHTC.transpose(1, 2).flatten(2).to(q_BTD.dtype)
+    return out_BHTC.transpose(1, 2).to(q_BTD.dtype, memory_format=torch.contiguous_format).flatten(2)  # one copy, cast or not
 
 
 def attend_in_groups(q_BGD: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, mask: Tensor | None) -> Tensor:

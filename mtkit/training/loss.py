@@ -143,7 +143,7 @@ def _softmax_less_target_in_one_pass(z_KR: Tensor, y_K1: Tensor, epsilon: float)
 
 def _softmax_for(z_KR: Tensor) -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
     """`_softmax_less_target` as it is fastest for these logits."""
-    if z_KR.dtype == torch.float32:
+    if z_KR.dtype.itemsize > 2:
         return _softmax_less_target
     return _fused_softmax() if z_KR.is_cuda else _softmax_less_target_in_half
 

@@ -1,5 +1,6 @@
 """What each process of a data-parallel group computes in `test_step.py`. Run as a script it is one rank: SHARDS OUTPUT, torchrun's environment."""
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -35,11 +36,13 @@ def make_plan(shards: ShardSet, *, world_size: int) -> PoolPlan:
     return plan_pool(shards.src_lengths, shards.tgt_lengths, budget=budget, seed=SEED, epoch=0, pool=0)
 
 
-def make_updater(shards: ShardSet, world: World) -> Updater:
+def make_updater(shards: ShardSet, world: World, **optim: Any) -> Updater:
+    """An updater of the toy model; keywords are values of its optimizer's config."""
     config = codec.from_dict(TrainConfig, TOY)
     torch.manual_seed(SEED)
     model = Transformer(config.model, src_vocab_size=shards.tokenizer.src_vocab_size, tgt_vocab_size=shards.tokenizer.tgt_vocab_size)
-    return Updater(model, config.optim, precision=Precision(name="fp32", device_type="cpu"), device=torch.device("cpu"), world=world)
+    optim_config = dataclasses.replace(config.optim, **optim)
+    return Updater(model, optim_config, precision=Precision(name="fp32", device_type="cpu"), device=torch.device("cpu"), world=world)
 
 
 def take_gradients(updater: Updater, batch: UpdateBatch) -> dict[str, Tensor]:

@@ -57,17 +57,24 @@ def test_equals_torch_in_float64(chunk: int, label_smoothing: float, monkeypatch
     assert not found[1].requires_grad
 
 
-@pytest.mark.parametrize(("num_tokens", "sizes"), [(40, [14, 14, 12]), (15, [15]), (16, [8, 8]), (1, [1])])
-def test_chunks_are_about_equal_and_no_larger_than_the_limit(num_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CPU_CHUNK", 15)
+def chunk_sizes(monkeypatch: pytest.MonkeyPatch, softmax: str) -> list[int]:
+    """A list that fills with the number of tokens of each chunk that goes through this function."""
     seen: list[int] = []
-    real = module._softmax_less_target
+    real = getattr(module, softmax)
 
     def spy(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
         seen.append(len(z_KR))
-        return real(z_KR, y_K1, epsilon)
+        result: tuple[Tensor, Tensor, Tensor] = real(z_KR, y_K1, epsilon)
+        return result
 
-    monkeypatch.setattr(module, "_softmax_less_target", spy)
+    monkeypatch.setattr(module, softmax, spy)
+    return seen
+
+
+@pytest.mark.parametrize(("num_tokens", "sizes"), [(40, [14, 14, 12]), (15, [15]), (16, [8, 8]), (1, [1])])
+def test_chunks_are_about_equal_and_no_larger_than_the_limit(num_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_CHUNK", 15)
+    seen = chunk_sizes(monkeypatch, "_softmax_less_target")
     hidden_ND, weight_RD, target_N = inputs()
     smoothed_cross_entropy(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], vocab_size=V, label_smoothing=0.1)
     assert seen == sizes
@@ -97,14 +104,7 @@ def test_the_softmax_for_half_precision_is_the_plain_one_rounded() -> None:
 def test_half_precision_on_a_cpu_multiplies_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU_CHUNK", 16)
     monkeypatch.setattr(module, "GRID", 8)
-    seen: list[int] = []
-    real = module._softmax_less_target_in_half
-
-    def spy(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-        seen.append(len(z_KR))
-        return real(z_KR, y_K1, epsilon)
-
-    monkeypatch.setattr(module, "_softmax_less_target_in_half", spy)
+    seen = chunk_sizes(monkeypatch, "_softmax_less_target_in_half")
     hidden_ND, weight_RD, target_N = inputs()
     for num_tokens in (37, 33, 3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
