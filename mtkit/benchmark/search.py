@@ -12,6 +12,7 @@ import torch
 
 from mtkit.benchmark.machine import Spread, describe_machine, spread, synchronize
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from mtkit.decoding.engine.rows import RowModel, fits
 from mtkit.decoding.engine.slots import SlotSearch
 from mtkit.decoding.loading import in_precision
 from mtkit.decoding.sampling import greedy_search
@@ -91,12 +92,15 @@ def bench_search(
     (model,), name = in_precision([model], precision, device)
     rng = random.Random(1)
     sources = sorted(([rng.randrange(4, vocab_size) for _ in range(rng.randint(*SRC_LENGTHS))] for _ in range(sentences)), key=len)
+    rows = RowModel(model) if fits(model) else None
     options: dict[str, Any] = {"length_penalty": 0.6, "forbidden_ids": (PAD_ID, UNK_ID, BOS_ID, EOS_ID)}
 
     def search(batch: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         with inference([model]):
-            step = model_step([model], *pad_sources(batch, device=device))
             max_lengths = [TGT_LENGTH] * len(batch)
+            if rows is not None:
+                return rows.search(batch, max_lengths=max_lengths, beam_size=beam_size, **options)
+            step = model_step([model], *pad_sources(batch, device=device))
             if beam_size == 1:
                 return greedy_search(step, max_lengths=max_lengths, device=device, **options)
             return beam_search(step, max_lengths=max_lengths, beam_size=beam_size, device=device, **options)

@@ -14,6 +14,7 @@ from mtkit.distributed import num_cores
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.device import InferencePrecisionName, keep_freed_memory, resolve_device, resolve_inference_precision
 from mtkit.model.transformer import Transformer
+from mtkit.native import kernels
 
 SMALLEST_INT8_WIDTH = 256
 """Width of a model from which products of 8-bit integers are faster on any CPU; those of narrower models are too small for it."""
@@ -67,9 +68,16 @@ def load_translator(
         batch_tokens=batch_tokens or (slots.BATCH_TOKENS if in_slots else BATCH_TOKENS),
         workers=None if in_slots else workers,
         in_slots=in_slots,
-        description=f"{name} on {where}" + (", in slots" if in_slots else ""),
+        description=f"{name} on {where}" + (", in slots" if in_slots else "") + _missing_kernels(place, in_slots=in_slots),
     )
     return translator, tokenizer
+
+
+def _missing_kernels(device: torch.device, *, in_slots: bool) -> str:
+    """A remark for whoever could have it faster."""
+    if device.type != "cpu" or in_slots or kernels.available():
+        return ""
+    return f"; several times slower than it could be, since the kernels are not compiled: {kernels.reason()}"
 
 
 def in_precision(models: Sequence[Transformer], precision: InferencePrecisionName, device: torch.device) -> tuple[list[Transformer], str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mtkit.checkpoint.narrow import SMALLEST_MAGNITUDE, row_scales
 from mtkit.model.transformer import Transformer
+from mtkit.native import kernels
 
 SMALLEST_ONEDNN_BATCH = 8
 """Positions from which oneDNN's product is faster than FBGEMM's on a CPU with matrix units."""
@@ -67,6 +68,23 @@ class Int8Linear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
+class NativeInt8Linear(nn.Module):
+    """The same with the kernels of `mtkit.native`.
+
+    Args:
+        weight_NK: W, fp32.
+        bias_N: b, fp32, or None.
+    """
+
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+        super().__init__()
+        self.linear = kernels.Linear(weight_NK, bias_N, precision="int8")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product, [..., N], of x, [..., K]."""
+        return self.linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
 def cpu_has_vnni() -> bool:
     """Whether this CPU has instructions for products of 8-bit integers with sums in 32 bits."""
     return bool(torch.cpu._is_vnni_supported())
@@ -81,11 +99,12 @@ def quantize_linear_layers(model: Transformer) -> Transformer:
     Returns:
         The model.
     """
-    output = Int8Linear(model.output_weight.detach(), None)
+    int8_linear = NativeInt8Linear if kernels.int8_level() > 0 else Int8Linear
+    output = int8_linear(model.output_weight.detach(), None)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 bias_N: Tensor | None = child.bias
-                setattr(module, name, Int8Linear(child.weight.detach(), None if bias_N is None else bias_N.detach()))
+                setattr(module, name, int8_linear(child.weight.detach(), None if bias_N is None else bias_N.detach()))
     model.output_projection = output
     return model

@@ -31,6 +31,22 @@ from mtkit.errors import ConfigError, MTKitError
 StepFn = Callable[[Tensor, Tensor], Tensor]
 """(tokens_R int64, parents_R int64) -> log_probs_RV fp32, a log-softmax. The search may write into the result."""
 
+
+class Extensions(NamedTuple):
+    """The most probable pieces after each row, the most probable first.
+
+    Attributes:
+        log_prob_RC: Their log-probabilities, fp32; -inf where there is none.
+        token_RC: Which pieces, int64.
+    """
+
+    log_prob_RC: Tensor
+    token_RC: Tensor
+
+
+ExtendFn = Callable[[Tensor, Tensor], Extensions]
+"""As a `StepFn`, but it returns the best extensions only, and none that is forbidden."""
+
 NEG_INF = float("-inf")
 
 _BLOCK = 64
@@ -96,19 +112,56 @@ def beam_search(
         ConfigError: `n_best` exceeds `beam_size`.
         MTKitError: The model gave NaN.
     """
+    forbidden = torch.tensor(sorted(set(forbidden_ids)), dtype=torch.int64, device=device)
+
+    def extend(tokens_R: Tensor, parents_R: Tensor) -> Extensions:
+        return best_extensions(step(tokens_R, parents_R).index_fill_(1, forbidden, NEG_INF), beam_size + 1)
+
+    return search_extensions(
+        extend, max_lengths=max_lengths, beam_size=beam_size, length_penalty=length_penalty, penalty=penalty, n_best=n_best, device=device
+    )
+
+
+def search_extensions(
+    extend: ExtendFn,
+    *,
+    max_lengths: Sequence[int],
+    beam_size: int,
+    length_penalty: float,
+    penalty: PenaltyKind = "gnmt",
+    n_best: int = 1,
+    device: torch.device | str = "cpu",
+) -> list[list[Hypothesis]]:
+    """`beam_search` for a model that chooses the best extensions of each row itself, and leaves out what is forbidden.
+
+    Args:
+        extend: The model, for at least beam_size + 1 extensions of each row, or as many as there are pieces.
+        max_lengths: See `beam_search`, here and below.
+        beam_size: K.
+        length_penalty: Exponent alpha.
+        penalty: Which penalty.
+        n_best: Hypotheses to return per sentence.
+        device: Where the function's tensors live.
+
+    Raises:
+        ConfigError: `n_best` exceeds `beam_size`.
+        MTKitError: The model gave NaN.
+    """
     if n_best > beam_size:
         raise ConfigError(f"n_best must be at most beam_size, but is {n_best} with beam_size {beam_size}")
     if not max_lengths:
         return []
     beam = _Beam(max_lengths, beam_size=beam_size, n_best=n_best, alpha=length_penalty, penalty=penalty, device=device)
-    forbidden = torch.tensor(sorted(set(forbidden_ids)), dtype=torch.int64, device=device)
     tokens_R = torch.full((len(max_lengths),), BOS_ID, dtype=torch.int64, device=device)
     parents_R = torch.arange(len(max_lengths), device=device)
     while beam.num_active:
-        log_probs_RV = step(tokens_R, parents_R)
-        log_probs_RV.index_fill_(1, forbidden, NEG_INF)
-        tokens_R, parents_R = beam.advance(log_probs_RV)
+        tokens_R, parents_R = beam.advance(extend(tokens_R, parents_R))
     return beam.hypotheses()
+
+
+def best_extensions(log_probs_RV: Tensor, count: int) -> Extensions:
+    """The most probable pieces of each row, fewer than `count` if there are no more."""
+    return Extensions(*largest_of_rows(log_probs_RV, min(count, log_probs_RV.size(1))))
 
 
 class Candidates(NamedTuple):
@@ -150,19 +203,17 @@ class Finished(NamedTuple):
         return cls(score_AN=scores, log_prob_AN=scores.clone(), step_AN=steps, place_AN=steps.clone())
 
 
-def rank_candidates(log_probs_AKV: Tensor, log_prob_AK: Tensor, *, beam_size: int) -> Candidates:
+def rank_candidates(extensions: Extensions, log_prob_AK: Tensor) -> Candidates:
     """The best candidates of each sentence.
 
     Only one candidate of a row ends with EOS, so the best K + 1 of each row hold the best K of the sentence with EOS and the best K without.
 
     Args:
-        log_probs_AKV: Log-probability of each piece after each live hypothesis, fp32.
+        extensions: The best K + 1 of each live hypothesis, sentence by sentence.
         log_prob_AK: Of the live hypotheses, fp32; -inf in an empty place.
-        beam_size: K; there may be fewer live hypotheses.
     """
-    num_active, _, vocab_size = log_probs_AKV.shape
-    per_row = min(beam_size + 1, vocab_size)
-    best_AKC, token_AKC = (rows.view(num_active, -1, per_row) for rows in largest_of_rows(log_probs_AKV.flatten(0, 1), per_row))
+    num_active, per_row = log_prob_AK.size(0), extensions.token_RC.size(1)
+    best_AKC, token_AKC = (x_RC.view(num_active, -1, per_row) for x_RC in extensions)
     total_AC = (best_AKC + log_prob_AK.unsqueeze(2)).view(num_active, -1)
     # The order is stable, so that equal candidates rank by place and the result is the same on every run.
     log_prob_AC, order_AC = total_AC.sort(dim=1, descending=True, stable=True)
@@ -292,10 +343,10 @@ class _Beam:
     def num_active(self) -> int:
         return len(self.active)
 
-    def advance(self, log_probs_RV: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(self, extensions: Extensions) -> tuple[Tensor, Tensor]:
         """Take one step of all active sentences; returns the tokens and parent rows of the next one."""
-        num_active, num_places = self.log_prob_AK.shape
-        candidates = rank_candidates(log_probs_RV.view(num_active, num_places, -1), self.log_prob_AK, beam_size=self.beam_size)
+        num_places = self.log_prob_AK.size(1)
+        candidates = rank_candidates(extensions, self.log_prob_AK)
         kept = self.active_A
         divisor = scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
         merged = merge_finished(Finished(*(x_BN[kept] for x_BN in self.finished)), candidates, divisor, self.num_steps, beam_size=self.beam_size)

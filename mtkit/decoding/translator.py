@@ -13,6 +13,7 @@ import torch
 
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.engine.rows import RowModel, fits
 from mtkit.decoding.engine.slots import SlotSearches
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
@@ -293,6 +294,9 @@ class Translator(LineTranslator):
         self._device = device
         self._workers = workers
         self._slots: SlotSearches | None = None
+        self._rows: RowModel | None = None
+        if not in_slots and self.search.method == "beam" and len(self._models) == 1 and fits(self._models[0]):
+            self._rows = RowModel(self._models[0])
         if in_slots:
             config = self.search
             assert len(self._models) == 1
@@ -340,8 +344,18 @@ class Translator(LineTranslator):
             with inference(self._models):
                 if self._slots is not None:
                     return self._slots.run(sources)
-                step = model_step(self._models, *pad_sources(sources, device=device))
                 forbidden, alpha, penalty = self._forbidden_ids, config.length_penalty, config.penalty
+                if self._rows is not None:
+                    return self._rows.search(
+                        sources,
+                        max_lengths=max_lengths,
+                        beam_size=config.beam_size,
+                        length_penalty=alpha,
+                        penalty=penalty,
+                        n_best=config.n_best,
+                        forbidden_ids=forbidden,
+                    )
+                step = model_step(self._models, *pad_sources(sources, device=device))
                 if config.method == "sample":
                     return sample(
                         step,

@@ -4,6 +4,7 @@ import random
 import zlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,15 +41,15 @@ def tokenizer_of_two() -> Tokenizer:
     return train_tokenizer(pairs, TokenizerConfig(vocab_size=320, joint=False))
 
 
-def random_model(seed: int, *, tokenizer: Tokenizer | None = None, num_layers: int = 2) -> Transformer:
+def random_model(seed: int, *, tokenizer: Tokenizer | None = None, num_layers: int = 2, **architecture: Any) -> Transformer:
     """An untrained model whose distributions are far from uniform and that ends its sentences now and then.
 
     The weights depend on the seed and the parameter's name only, not on how the model initializes itself.
     """
     tokenizer = tokenizer or tiny_tokenizer()
-    config = ModelConfig(
-        d_model=32, ffn_dim=64, num_heads=4, num_encoder_layers=num_layers, num_decoder_layers=num_layers, dropout=0.3, tie_embeddings="none"
-    )
+    usual: dict[str, Any] = {"d_model": 32, "ffn_dim": 64, "num_heads": 4, "dropout": 0.3, "tie_embeddings": "none"}
+    layers = {"num_encoder_layers": num_layers, "num_decoder_layers": num_layers}
+    config = ModelConfig(**{**usual, **layers, **architecture})
     model = Transformer(config, src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -21,6 +21,7 @@ from mtkit.decoding.search import (
     Finished,
     Hypothesis,
     all_end,
+    best_extensions,
     is_over,
     live_candidates,
     merge_finished,
@@ -192,10 +193,10 @@ class SlotSearch:
     @torch.no_grad()
     def _step(self) -> None:
         """Extend all hypotheses by one piece. Every tensor stays where it is, and what is done keeps its results."""
-        num_slots, beam_size = self._token_BK.shape
+        beam_size = self._token_BK.shape[1]
         logits_RV = self._model.logits(self._model.decode_step(self._token_BK.view(-1), self._cache))
         log_probs_RV = logits_RV.float().log_softmax(dim=-1).index_fill_(1, self._forbidden, NEG_INF)
-        candidates = rank_candidates(log_probs_RV.view(num_slots, beam_size, -1), self._log_prob_BK, beam_size=beam_size)
+        candidates = rank_candidates(best_extensions(log_probs_RV, beam_size + 1), self._log_prob_BK)
         is_done_B1, step_B1 = self._is_done_B[:, None], self._num_steps_B[:, None]
         self._has_nan |= (candidates.log_prob_AC.isnan() & ~is_done_B1).any()
         divisor_B1 = self._penalty_T[step_B1.clamp(max=self._penalty_T.shape[0] - 1)]

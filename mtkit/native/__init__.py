@@ -1,0 +1,1 @@
+"""Kernels in C for what torch is slow at on a CPU."""

@@ -1,0 +1,943 @@
+/* Decoding on a CPU: one step of the decoder for all hypotheses, from their last tokens to the best pieces that may follow, and the matrix products and
+ * the attention that the encoder shares with it. `library.py` compiles this file for the processor it runs on, `kernels.py` calls it.
+ *
+ * Every function runs in the thread that calls it and allocates nothing. A result for a row depends on that row alone, and NaN in it gives NaN.
+ *
+ * Shapes: R rows (positions or hypotheses), D = d_model, H heads, C = D / H, a multiple of 16, K inputs and N outputs of a product, V pieces, T steps.
+ * Matrices are stored by rows; "ld" is the distance of two rows, in numbers, where they are parts of wider ones.
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define HAS_AVX2 1
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define HAS_AVX512 1
+#endif
+#if defined(HAS_AVX512) && defined(__AVX512VNNI__)
+#define HAS_VNNI 1
+#endif
+#if defined(HAS_VNNI) && defined(__AMX_INT8__) && defined(__linux__)
+#define HAS_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- numbers by the register ---- */
+
+#ifdef HAS_AVX512
+#define LANES 16
+#else
+#define LANES 8
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+INLINE vec load(const float *x) { return *(const vec *)x; }
+INLINE void store(float *x, vec value) { *(vec *)x = value; }
+INLINE vec broadcast(float x) { return x - (vec){0}; }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
+INLINE vec larger(vec a, vec b) { return choose(a < b, b, a); } /* a if that is NaN */
+INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/* Numbers in memory, as fp32 or as bf16, the upper half of it. */
+typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+INLINE long size_of(int is_half) { return is_half ? 2 : 4; }
+
+INLINE vec load_from(const void *x, long i, int is_half)
+{
+    if (!is_half)
+        return load((const float *)x + i);
+    const uint16_t *half = (const uint16_t *)x + i;
+#if defined(HAS_AVX512)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)half)), 16);
+#elif defined(HAS_AVX2)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)half)), 16);
+#else
+    return (vec)(__builtin_convertvector(*(const halves *)half, bits) << 16);
+#endif
+}
+
+/* To the nearest, or to the even one. */
+INLINE halves to_half(vec x)
+{
+    const bits b = (bits)x;
+    return __builtin_convertvector((b + 0x7fff + ((b >> 16) & 1)) >> 16, halves);
+}
+
+INLINE void store_to(void *x, long i, vec value, int is_half)
+{
+    if (!is_half)
+        store((float *)x + i, value);
+    else
+        *(halves *)((uint16_t *)x + i) = to_half(value);
+}
+
+#if defined(HAS_AVX512)
+INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float largest_of(vec x) { return _mm512_reduce_max_ps((__m512)x); }
+#else
+INLINE float sum_of(vec x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
+INLINE float larger_of(float a, float b) { return a < b ? b : a; }
+INLINE float largest_of(vec x)
+{
+    return larger_of(larger_of(larger_of(x[0], x[4]), larger_of(x[1], x[5])), larger_of(larger_of(x[2], x[6]), larger_of(x[3], x[7])));
+}
+#endif
+
+/* The sums of LANES registers. */
+INLINE vec sums_of(const vec *x)
+{
+#if defined(HAS_AVX512)
+    __m512 a[16], b[16];
+    for (int i = 0; i < 16; i++)
+        a[i] = (__m512)x[i];
+    for (int i = 0; i < 8; i++)
+        b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        const __m512d c = _mm512_castps_pd(b[2 * i]), d = _mm512_castps_pd(b[2 * i + 1]);
+        a[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    }
+    for (int i = 0; i < 2; i++)
+        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+    return (vec)_mm512_add_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+#elif defined(HAS_AVX2)
+    __m256 a[4], b[2];
+    for (int i = 0; i < 4; i++)
+        a[i] = _mm256_hadd_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]);
+    for (int i = 0; i < 2; i++)
+        b[i] = _mm256_hadd_ps(a[2 * i], a[2 * i + 1]);
+    return (vec)_mm256_add_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
+#else
+    vec sums;
+    for (int i = 0; i < LANES; i++)
+        sums[i] = sum_of(x[i]);
+    return sums;
+#endif
+}
+
+/* e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left (the Taylor series to degree 6). */
+INLINE vec exp_of_negative(vec x)
+{
+    const float log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    x = larger(x, broadcast(-87.0f));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which then stands in the lowest bits */
+    const vec shifted = x * log2_e + magic;
+    const vec n = shifted - magic;
+    const vec r = (x - n * ln2_high) - n * ln2_low;
+    vec p = r * (1.0f / 720.0f) + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return (vec)((ints)p + ((ints)shifted << 23));
+}
+
+/* ---- matrix products ---- */
+
+/* y = x W^T + b. Of 8-bit weights, arranged by `pack_int8`, every output has a scale. Without matrix units the processor multiplies bytes without sign
+ * by bytes with one, so 128 is added to the former, and `excess` is what that adds to a sum, 128 times the sum of the weights of the output. */
+struct linear {
+    const void *weight; /* fp32 [N, K], or packed */
+    const float *scale, *bias, *excess; /* [N]; bias may be NULL */
+    long inputs, outputs, is_int8;
+};
+
+/* Room for rows rounded to 8 bits: R rounded up to 32 rows of K rounded up to 64, and one scale of each. */
+struct rounded {
+    int8_t *rows;
+    float *scale;
+};
+
+enum { AMX = 3, VNNI = 2, AVX2 = 1, NONE = 0 };
+
+/* How products of 8-bit integers are done here: by matrix units, by dot products, by pairs of products in 16 bits, or not at all. */
+long int8_level(void)
+{
+#if defined(HAS_AMX)
+    /* Ask Linux for the tile registers: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA. */
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0 ? AMX : NONE;
+#elif defined(HAS_VNNI)
+    return VNNI;
+#elif defined(HAS_AVX2)
+    return AVX2;
+#else
+    return NONE;
+#endif
+}
+
+#define TILE 16   /* rows of a tile */
+#define TILE_K 64 /* inputs that one product of tiles sums over */
+
+/* Arrange weights [N, K]. With matrix units: by 16 outputs, then by 64 inputs, then 16 lines of 4 inputs for each of the outputs. Otherwise by rows.
+ * packed has room for N and K rounded up to multiples of 32 and 64, and is zero at first. */
+void pack_int8(const int8_t *weight, long outputs, long inputs, int8_t *packed)
+{
+    const long padded_k = round_up(inputs, TILE_K);
+    for (long n = 0; n < outputs; n++) {
+#ifdef HAS_AMX
+        for (long k = 0; k < inputs; k++)
+            packed[(n / TILE * (padded_k / TILE_K) + k / TILE_K) * TILE * TILE_K + k % TILE_K / 4 * TILE_K + n % TILE * 4 + k % 4] =
+                weight[n * inputs + k];
+#else
+        memcpy(packed + n * padded_k, weight + n * inputs, inputs);
+#endif
+    }
+}
+
+INLINE vec finish(vec sums, vec factor, vec bias, long relu)
+{
+    const vec y = sums * factor + bias;
+    return relu ? choose(y < broadcast(0.0f), broadcast(0.0f), y) : y;
+}
+
+/* Store up to LANES numbers. */
+INLINE void store_some(float *y, vec value, long count)
+{
+    if (count >= LANES)
+        store(y, value);
+    else
+        for (long i = 0; i < count; i++)
+            y[i] = value[i];
+}
+
+INLINE vec load_some(const float *x, long count)
+{
+    if (count >= LANES)
+        return load(x);
+    vec value = {0};
+    for (long i = 0; i < count; i++)
+        value[i] = x[i];
+    return value;
+}
+
+#define OUTPUTS_TOGETHER 4
+#define ROWS_TOGETHER (LANES / OUTPUTS_TOGETHER)
+
+/* LANES sums at a time, of a few rows for four outputs; each is summed in the lanes of a register first. */
+static void multiply_fp32(const struct linear *w, const float *x, long ldx, long rows, long relu, float *y, long ldy)
+{
+    const float *weight = w->weight;
+    const long whole = w->inputs / LANES * LANES;
+    for (long n = 0; n < w->outputs; n += OUTPUTS_TOGETHER)
+        for (long r = 0; r < rows; r += ROWS_TOGETHER) {
+            const float *a[ROWS_TOGETHER], *b[OUTPUTS_TOGETHER];
+            vec sums[LANES] = {{0}};
+            for (long i = 0; i < ROWS_TOGETHER; i++)
+                a[i] = x + (r + i < rows ? r + i : r) * ldx;
+            for (long j = 0; j < OUTPUTS_TOGETHER; j++)
+                b[j] = weight + (n + j < w->outputs ? n + j : n) * w->inputs;
+            for (long k = 0; k < whole; k += LANES)
+                for (long i = 0; i < ROWS_TOGETHER; i++)
+                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
+                        sums[i * OUTPUTS_TOGETHER + j] += load(a[i] + k) * load(b[j] + k);
+            if (whole < w->inputs)
+                for (long i = 0; i < ROWS_TOGETHER; i++)
+                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
+                        sums[i * OUTPUTS_TOGETHER + j] += load_some(a[i] + whole, w->inputs - whole) * load_some(b[j] + whole, w->inputs - whole);
+            const vec total = sums_of(sums);
+            for (long i = 0; i < ROWS_TOGETHER && r + i < rows; i++)
+                for (long j = 0; j < OUTPUTS_TOGETHER && n + j < w->outputs; j++) {
+                    const float value = total[i * OUTPUTS_TOGETHER + j] + (w->bias == NULL ? 0.0f : w->bias[n + j]);
+                    y[(r + i) * ldy + n + j] = relu && value < 0.0f ? 0.0f : value;
+                }
+        }
+}
+
+#ifdef HAS_AVX2
+/* Round rows to integers of magnitude up to 127, with one scale each; without matrix units 128 is added. What lies behind a row counts as 0. */
+static void round_rows(const float *x, long ldx, long rows, long k, struct rounded out)
+{
+    const long padded_k = round_up(k, TILE_K), whole = k / LANES * LANES;
+    for (long r = 0; r < rows; r++) {
+        const float *row = x + r * ldx;
+        int8_t *q = out.rows + r * padded_k;
+        vec largest = broadcast(1e-12f), nan = {0};
+        for (long i = 0; i < k; i += LANES) {
+            const vec value = i < whole ? load(row + i) : load_some(row + i, k - i);
+            const vec magnitude = (vec)((ints)value & 0x7fffffff);
+            largest = larger(largest, magnitude);
+            nan += value - value; /* NaN too if a number is infinite: its product with others is not known either */
+        }
+        const float most = largest_of(largest) + sum_of(nan);
+        for (long i = 0; i < padded_k; i += LANES) {
+            const vec value = (i < whole ? load(row + i) : i < k ? load_some(row + i, k - i) : broadcast(0.0f)) * (127.0f / most);
+#if defined(HAS_AMX)
+            _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)value)));
+#elif defined(HAS_AVX512)
+            _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32((__m512)value), _mm512_set1_epi32(128))));
+#else
+            int32_t integers[8];
+            _mm256_storeu_si256((__m256i *)integers, _mm256_cvtps_epi32((__m256)value));
+            for (int j = 0; j < 8; j++)
+                q[i + j] = (int8_t)(integers[j] + 128);
+#endif
+        }
+        out.scale[r] = most / 127.0f;
+    }
+}
+#endif
+
+#ifdef HAS_AMX
+struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_of_row[16];
+    uint8_t rows[16];
+} __attribute__((packed));
+
+static void configure_tiles(void)
+{
+    struct tile_config config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.bytes_of_row[i] = TILE_K;
+        config.rows[i] = TILE;
+    }
+    _tile_loadconfig(&config);
+}
+
+/* Sums of 16 rows, or 32 if there are two tiles of them, for 32 outputs: [32, 32]. */
+INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, int two, int32_t *sums)
+{
+    const int8_t *rows2 = rows + TILE * padded_k, *packed2 = packed + TILE * padded_k;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (two) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (long k = 0; k < padded_k; k += TILE_K) {
+        _tile_loadd(6, packed + k * TILE, TILE_K);
+        _tile_loadd(7, packed2 + k * TILE, TILE_K);
+        _tile_loadd(4, rows + k, padded_k);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, rows2 + k, padded_k);
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums, 128);
+    _tile_stored(1, sums + TILE, 128);
+    if (two) {
+        _tile_stored(2, sums + TILE * 32, 128);
+        _tile_stored(3, sums + TILE * 32 + TILE, 128);
+    }
+}
+
+static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
+{
+    const long padded_k = round_up(w->inputs, TILE_K);
+    int32_t sums[32 * 32] __attribute__((aligned(64)));
+    configure_tiles();
+    for (long n = 0; n < w->outputs; n += 32) {
+        const int8_t *columns = (const int8_t *)w->weight + n * padded_k;
+        for (long r = 0; r < rows; r += 32) {
+            if (rows - r > TILE)
+                tile_sums(x.rows + r * padded_k, columns, padded_k, 1, sums);
+            else
+                tile_sums(x.rows + r * padded_k, columns, padded_k, 0, sums);
+            for (long part = n; part < n + 32 && part < w->outputs; part += LANES) {
+                const long count = w->outputs - part;
+                const vec scale = load_some(w->scale + part, count), bias = w->bias == NULL ? broadcast(0.0f) : load_some(w->bias + part, count);
+                for (long i = 0; i < 32 && r + i < rows; i++) {
+                    const vec sum = (vec)_mm512_cvtepi32_ps(_mm512_load_si512(sums + i * 32 + part - n));
+                    store_some(y + (r + i) * ldy + part, finish(sum, scale * x.scale[r + i], bias, relu), count);
+                }
+            }
+        }
+    }
+    _tile_release();
+}
+#elif defined(HAS_AVX2)
+/* sums += products of LANES * 4 bytes, in sums of four or, in pairs of products that 16 bits hold, of weights up to 63. */
+INLINE ints add_products(ints sums, const int8_t *unsigned_bytes, const int8_t *signed_bytes)
+{
+#if defined(HAS_VNNI)
+    return (ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_loadu_si512(unsigned_bytes), _mm512_loadu_si512(signed_bytes));
+#elif defined(HAS_AVX512)
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_loadu_si512(unsigned_bytes), _mm512_loadu_si512(signed_bytes));
+    return (ints)_mm512_add_epi32((__m512i)sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#else
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i *)unsigned_bytes), _mm256_loadu_si256((const __m256i *)signed_bytes));
+    return (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
+INLINE vec to_floats(ints x)
+{
+#ifdef HAS_AVX512
+    return (vec)_mm512_cvtepi32_ps((__m512i)x);
+#else
+    return (vec)_mm256_cvtepi32_ps((__m256i)x);
+#endif
+}
+
+static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
+{
+    const long padded_k = round_up(w->inputs, TILE_K);
+    const int8_t *weight = w->weight;
+    for (long n = 0; n < w->outputs; n += OUTPUTS_TOGETHER)
+        for (long r = 0; r < rows; r += ROWS_TOGETHER) {
+            ints sums[LANES] = {{0}};
+            vec floats[LANES];
+            for (long k = 0; k < padded_k; k += LANES * 4)
+                for (long i = 0; i < ROWS_TOGETHER; i++)
+                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
+                        sums[i * OUTPUTS_TOGETHER + j] =
+                            add_products(sums[i * OUTPUTS_TOGETHER + j], x.rows + (r + i) * padded_k + k, weight + (n + j) * padded_k + k);
+            for (long i = 0; i < LANES; i++)
+                floats[i] = to_floats(sums[i]);
+            const vec total = sums_of(floats);
+            for (long i = 0; i < ROWS_TOGETHER && r + i < rows; i++)
+                for (long j = 0; j < OUTPUTS_TOGETHER && n + j < w->outputs; j++) {
+                    const float sum = total[i * OUTPUTS_TOGETHER + j] - w->excess[n + j];
+                    const float value = sum * (x.scale[r + i] * w->scale[n + j]) + (w->bias == NULL ? 0.0f : w->bias[n + j]);
+                    y[(r + i) * ldy + n + j] = relu && value < 0.0f ? 0.0f : value;
+                }
+        }
+}
+#endif
+
+/* y = x W^T + b, or the larger of that and 0 with relu. */
+void multiply(const struct linear *w, const float *x, long ldx, long rows, long relu, struct rounded room, float *y, long ldy)
+{
+#ifdef HAS_AVX2
+    if (w->is_int8) {
+        round_rows(x, ldx, rows, w->inputs, room);
+        multiply_rounded(w, room, rows, relu, y, ldy);
+        return;
+    }
+#endif
+    (void)room;
+    multiply_fp32(w, x, ldx, rows, relu, y, ldy);
+}
+
+/* ---- attention ---- */
+
+static const ints lane = {0, 1, 2, 3, 4, 5, 6, 7
+#if LANES == 16
+                          , 8, 9, 10, 11, 12, 13, 14, 15
+#endif
+};
+
+/* Arrange keys and values for `attend_sources`. Of each of B sentences and each head, the keys become columns, [C, P], and the values rows, [P, C], for
+ * P, the length rounded up to 16; what is not there is 0. The blocks of a sentence begin at D times the sum of the P before it. */
+INLINE void arrange(const float *k, const float *v, long ld, const int32_t *length, long sentences, long heads, long channels, void *keys, void *values,
+                    const int is_half)
+{
+    long at = 0;
+    for (long s = 0; s < sentences; s++) {
+        const long n = length[s], padded = round_up(n, 16);
+        for (long h = 0; h < heads; h++, at += padded * channels)
+            for (long i = 0; i < padded; i++)
+                for (long c = 0; c < channels; c += LANES) {
+                    const long from = i * ld + h * channels + c;
+                    const vec key = i < n ? load(k + from) : broadcast(0.0f);
+                    const halves half = to_half(key);
+                    for (long j = 0; j < LANES; j++) {
+                        const long to = at + (c + j) * padded + i;
+                        if (is_half)
+                            ((uint16_t *)keys)[to] = half[j];
+                        else
+                            ((float *)keys)[to] = key[j];
+                    }
+                    store_to(values, at + i * channels + c, i < n ? load(v + from) : broadcast(0.0f), is_half);
+                }
+        k += n * ld;
+        v += n * ld;
+    }
+}
+
+static void arrange_keys(const float *k, const float *v, long ld, const int32_t *length, long sentences, long heads, long channels, void *keys,
+                         void *values, long is_half)
+{
+    if (is_half)
+        arrange(k, v, ld, length, sentences, heads, channels, keys, values, 1);
+    else
+        arrange(k, v, ld, length, sentences, heads, channels, keys, values, 0);
+}
+
+/* The products of 4 queries with the keys i .. i + width * LANES - 1, or of one in four parts of the channels: several sums at a time, since each has to
+ * wait for what was added to it before. */
+INLINE void multiply_keys(const long rows, const long width, const float *q, long ldq, const void *keys, long at, long padded, long channels,
+                          vec *products, const int is_half)
+{
+    for (long j = 0; j < 4 * width; j++)
+        products[j] = broadcast(0.0f);
+    for (long c = 0; c < channels; c += 4 / rows)
+        for (long j = 0; j < 4; j++)
+            for (long w = 0; w < width; w++)
+                products[w * 4 + j] += q[rows == 4 ? j * ldq + c : c + j] * load_from(keys, at + (rows == 4 ? c : c + j) * padded + w * LANES, is_half);
+    if (rows == 1)
+        for (long w = 0; w < width; w++)
+            products[w * 4] = (products[w * 4] + products[w * 4 + 1]) + (products[w * 4 + 2] + products[w * 4 + 3]);
+}
+
+INLINE void multiply_values(const long rows, const long width, const float *weights, long ldw, const void *values, long at, long n, long channels,
+                            const float *factor, float *out, long ldo, const int is_half)
+{
+    vec sums[8] = {{0}};
+    for (long i = 0; i < n; i++)
+        for (long j = 0; j < rows; j++)
+            for (long w = 0; w < width; w++)
+                sums[w * 4 + j] += weights[j * ldw + i] * load_from(values, at + i * channels + w * LANES, is_half);
+    for (long j = 0; j < rows; j++)
+        for (long w = 0; w < width; w++)
+            store(out + j * ldo + w * LANES, sums[w * 4 + j] * factor[j]);
+}
+
+/* Attention of 1 or 4 queries of one sentence in one head to n keys; its blocks begin at `at`. */
+INLINE void attend_block(const long rows, const float *q, long ldq, const void *keys, const void *values, long at, long n, long channels, float scale,
+                         float *scores, float *out, long ldo, const int is_half)
+{
+    const long padded = round_up(n, 16);
+    vec highest[4];
+    float factor[4];
+    for (long j = 0; j < rows; j++)
+        highest[j] = broadcast(-INFINITY);
+    for (long i = 0; i < n; i += 2 * LANES) {
+        vec products[8];
+        const long width = n - i > LANES ? 2 : 1;
+        if (width == 2)
+            multiply_keys(rows, 2, q, ldq, keys, at + i, padded, channels, products, is_half);
+        else
+            multiply_keys(rows, 1, q, ldq, keys, at + i, padded, channels, products, is_half);
+        for (long w = 0; w < width; w++)
+            for (long j = 0; j < rows; j++) {
+                const vec score = choose(lane < (int32_t)(n - i - w * LANES), products[w * 4 + j] * scale, broadcast(-INFINITY));
+                highest[j] = larger(highest[j], score);
+                store(scores + j * padded + i + w * LANES, score);
+            }
+    }
+    for (long j = 0; j < rows; j++) {
+        const float top = largest_of(highest[j]);
+        vec sum = {0};
+        for (long i = 0; i < n; i += LANES) {
+            const vec e = exp_of_negative(load(scores + j * padded + i) - top);
+            store(scores + j * padded + i, e);
+            sum += e;
+        }
+        factor[j] = 1.0f / sum_of(sum);
+    }
+    long c = 0;
+    for (; c + 2 * LANES <= channels; c += 2 * LANES)
+        multiply_values(rows, 2, scores, padded, values, at + c, n, channels, factor, out + c, ldo, is_half);
+    for (; c < channels; c += LANES)
+        multiply_values(rows, 1, scores, padded, values, at + c, n, channels, factor, out + c, ldo, is_half);
+}
+
+INLINE void attend_rows(const float *q, long ldq, const void *keys, const void *values, const int32_t *start, const int32_t *count, long rows,
+                        long heads, long channels, float *scores, float *out, const int is_half)
+{
+    const long d = heads * channels;
+    const float scale = 1.0f / sqrtf((float)channels);
+    for (long r = 0, together; r < rows; r += together) {
+        together = r + 4 <= rows && start[r + 1] == start[r] && start[r + 2] == start[r] && start[r + 3] == start[r] ? 4 : 1;
+        const long n = count[r];
+        for (long h = 0; h < heads; h++) {
+            const long at = start[r] * d + h * round_up(n, 16) * channels;
+            const float *query = q + r * ldq + h * channels;
+            float *result = out + r * d + h * channels;
+            if (together == 4)
+                attend_block(4, query, ldq, keys, values, at, n, channels, scale, scores, result, d, is_half);
+            else
+                attend_block(1, query, ldq, keys, values, at, n, channels, scale, scores, result, d, is_half);
+        }
+    }
+}
+
+/* Attention of rows to the positions of a sentence each, arranged by `arrange_keys`: row r of q attends to count[r] positions of the blocks that begin
+ * at start[r] * D. scores has room for 4 times the longest sentence rounded up to 16. */
+static void attend_sources(const float *q, long ldq, const void *keys, const void *values, const int32_t *start, const int32_t *count, long rows,
+                           long heads, long channels, float *scores, float *out, long is_half)
+{
+    if (is_half)
+        attend_rows(q, ldq, keys, values, start, count, rows, heads, channels, scores, out, 1);
+    else
+        attend_rows(q, ldq, keys, values, start, count, rows, heads, channels, scores, out, 0);
+}
+
+/* The values of one row, times its weights of every step and head, for `width` registers of channels from c on. */
+INLINE void add_values(const long width, const void *const *kv, const int32_t *line, long steps, long d, long c, long channels, const float *weights,
+                       long ldw, const float *factor, float *out, const int is_half)
+{
+    vec sums[4] = {{0}};
+    long head[4];
+    for (long j = 0; j < width; j++)
+        head[j] = (c + j * LANES) / channels;
+    for (long t = 0; t < steps; t++)
+        for (long j = 0; j < width; j++)
+            sums[j] += weights[t * ldw + head[j]] * load_from(kv[t], line[t] * 2 * d + d + c + j * LANES, is_half);
+    for (long j = 0; j < width; j++)
+        store(out + c + j * LANES, sums[j] * factor[head[j]]);
+}
+
+#define MAX_HEADS 128
+
+INLINE void attend_past(const float *q, long ldq, const void *const *kv, const int32_t *ancestor, long ld, long steps, long rows, long heads,
+                        long channels, float *scores, float *out, const int is_half)
+{
+    const float scale = 1.0f / sqrtf((float)channels);
+    const long d = heads * channels, all = steps * heads;
+    for (long r = 0; r < rows; r++) {
+        const int32_t *line = ancestor + r * ld;
+        const float *query = q + r * ldq;
+        vec products[LANES];
+        long filled = 0, done = 0;
+        for (long t = 0; t < steps; t++)
+            for (long h = 0; h < heads; h++) {
+                vec sum = {0};
+                for (long c = h * channels; c < (h + 1) * channels; c += LANES)
+                    sum += load(query + c) * load_from(kv[t], line[t] * 2 * d + c, is_half);
+                products[filled++] = sum;
+                if (filled == LANES || (t == steps - 1 && h == heads - 1)) {
+                    store(scores + done, sums_of(products) * scale);
+                    done += filled;
+                    filled = 0;
+                }
+            }
+        float highest[MAX_HEADS], sum[MAX_HEADS];
+        for (long h = 0; h < heads; h++) {
+            highest[h] = scores[h];
+            sum[h] = 0.0f;
+        }
+        for (long t = 1; t < steps; t++)
+            for (long h = 0; h < heads; h++)
+                highest[h] = highest[h] < scores[t * heads + h] ? scores[t * heads + h] : highest[h];
+        for (long t = 0; t < steps; t++)
+            for (long h = 0; h < heads; h++)
+                scores[t * heads + h] -= highest[h];
+        for (long i = 0; i < all; i += LANES)
+            store(scores + i, exp_of_negative(load(scores + i)));
+        for (long t = 0; t < steps; t++)
+            for (long h = 0; h < heads; h++)
+                sum[h] += scores[t * heads + h];
+        for (long h = 0; h < heads; h++)
+            sum[h] = 1.0f / sum[h];
+        long c = 0;
+        for (; c + 4 * LANES <= d; c += 4 * LANES)
+            add_values(4, kv, line, steps, d, c, channels, scores, heads, sum, out + r * d, is_half);
+        for (; c < d; c += LANES)
+            add_values(1, kv, line, steps, d, c, channels, scores, heads, sum, out + r * d, is_half);
+    }
+}
+
+/* Attention of each row to its ancestors in a search. kv[t] holds keys and values of all rows of step t, side by side, and ancestor[r][t] is the row of
+ * step t that row r descends from; at the last step that is the row itself. scores has room for H times the steps rounded up to 16. */
+static void attend_ancestors(const float *q, long ldq, const void *const *kv, const int32_t *ancestor, long ld, long steps, long rows, long heads,
+                             long channels, float *scores, float *out, long is_half)
+{
+    if (is_half)
+        attend_past(q, ldq, kv, ancestor, ld, steps, rows, heads, channels, scores, out, 1);
+    else
+        attend_past(q, ldq, kv, ancestor, ld, steps, rows, heads, channels, scores, out, 0);
+}
+
+/* ---- LayerNorm and activations ---- */
+
+struct norm {
+    const float *weight, *bias;
+};
+
+/* x += change, unless that is NULL; normed = LayerNorm(x), which may be x itself. */
+static void add_norm(float *x, const float *change, struct norm norm, float epsilon, long rows, long d, float *normed)
+{
+    for (long r = 0; r < rows; r++, x += d, normed += d) {
+        vec sum = {0}, squares = {0};
+        for (long i = 0; i < d; i += LANES) {
+            vec value = load(x + i);
+            if (change != NULL)
+                value += load(change + r * d + i);
+            store(x + i, value);
+            sum += value;
+        }
+        const float mean = sum_of(sum) / (float)d;
+        for (long i = 0; i < d; i += LANES)
+            squares += (load(x + i) - mean) * (load(x + i) - mean);
+        const float factor = 1.0f / sqrtf(sum_of(squares) / (float)d + epsilon);
+        for (long i = 0; i < d; i += LANES)
+            store(normed + i, (load(x + i) - mean) * factor * load(norm.weight + i) + load(norm.bias + i));
+    }
+}
+
+enum { RELU = 0, GELU = 1, SWIGLU = 2 };
+
+/* In place, [R, F] from [R, F], or from [R, 2 F] for SwiGLU, whose rows keep their distance. F is a multiple of 16. */
+static void activate(float *x, long ld, long rows, long width, long activation)
+{
+    for (long r = 0; r < rows; r++, x += ld)
+        for (long i = 0; i < width; i += LANES) {
+            const vec value = load(x + i), magnitude = (vec)((ints)value & 0x7fffffff);
+            if (activation == GELU) { /* x / 2 * (1 + erf(x / sqrt 2)), erf by Abramowitz and Stegun 7.1.26, to 1.5e-7 */
+                const vec z = magnitude * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * z);
+                const vec series = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+                const vec erf_of_z = 1.0f - series * exp_of_negative(-z * z);
+                store(x + i, value * 0.5f * (1.0f + choose(value < broadcast(0.0f), -erf_of_z, erf_of_z)));
+            } else { /* value / (1 + e^-value), with an exponential that cannot overflow */
+                const vec e = exp_of_negative(-magnitude);
+                store(x + i, value * choose(value < broadcast(0.0f), e, broadcast(1.0f)) / (1.0f + e) * load(x + width + i));
+            }
+        }
+}
+
+/* ---- the best pieces ---- */
+
+#define PIECES_TOGETHER 512 /* of how many pieces the logits are computed before they are looked at, so that they are still in the cache */
+#define BLOCK 64            /* of how many the largest is compared first */
+
+/* Of every row the best pieces so far. */
+struct best {
+    const int64_t *forbidden; /* ascending: they count for the probabilities of the others and are never among the best */
+    long num_forbidden, count;
+    float *highest; /* largest logit, -inf at first */
+    double *sum; /* of the exponentials relative to it, 0 at first */
+    float *value; /* [R, count], -inf at first: their logits, and in the end log-probabilities, best first; equal ones rank by their number */
+    int64_t *piece; /* [R, count] */
+};
+
+/* Take in the logits of pieces first .. first + n - 1, and overwrite those of forbidden ones. Behind each row there is room for BLOCK more. */
+static void add_logits(float *logits, long ld, long rows, long first, long n, const struct best *best)
+{
+    float tops[PIECES_TOGETHER / BLOCK];
+    const long padded = round_up(n, BLOCK), count = best->count;
+    for (long r = 0; r < rows; r++) {
+        float *x = logits + r * ld, *value = best->value + r * count;
+        int64_t *piece = best->piece + r * count;
+        vec all = broadcast(best->highest[r]), sum = {0};
+        for (long i = n; i < padded; i++)
+            x[i] = -INFINITY;
+        for (long start = 0; start < padded; start += BLOCK) {
+            vec block = load(x + start);
+            for (long i = LANES; i < BLOCK; i += LANES)
+                block = larger(block, load(x + start + i));
+            all = larger(all, block);
+            tops[start / BLOCK] = largest_of(block);
+        }
+        const float before = best->highest[r], top = largest_of(all);
+        for (long i = 0; i < padded; i += LANES)
+            sum += exp_of_negative(load(x + i) - top); /* what is far below counts for 1e-38 */
+        best->highest[r] = top;
+        best->sum[r] = sum_of(sum) + (before > -INFINITY ? best->sum[r] * exp((double)before - top) : 0.0);
+        for (long i = 0; i < best->num_forbidden; i++)
+            if (best->forbidden[i] >= first && best->forbidden[i] < first + n)
+                x[best->forbidden[i] - first] = -INFINITY;
+        for (long start = 0; start < padded; start += BLOCK) {
+            if (!(tops[start / BLOCK] > value[count - 1]))
+                continue;
+            for (long i = start; i < start + BLOCK; i++) {
+                if (!(x[i] > value[count - 1]))
+                    continue;
+                long place = count - 1;
+                for (; place > 0 && x[i] > value[place - 1]; place--) {
+                    value[place] = value[place - 1];
+                    piece[place] = piece[place - 1];
+                }
+                value[place] = x[i];
+                piece[place] = first + i;
+            }
+        }
+    }
+}
+
+/* ---- the model ---- */
+
+/* What encoder and decoder have in common. */
+struct model {
+    long num_layers, heads, channels, activation, is_pre_norm;
+    long is_half; /* whether keys and values are kept as bf16 */
+    float epsilon;
+    struct norm last_norm; /* with pre-norm */
+    const float *embedding; /* [V, D] */
+};
+
+/* Room for the numbers of R rows: [R, D] each; attention's scores, H times the steps and 4 times the longest source, both rounded up to 16;
+ * [R, W] for the widest of 3 D, F (2 F with SwiGLU) and PIECES_TOGETHER + BLOCK. */
+struct room {
+    float *x, *y, *heads, *scores, *wide;
+    struct rounded rounded;
+};
+
+/* x = embeddings * sqrt(D) + positions, of row r positions[r], or the first for all. */
+static void embed(const struct model *model, const int64_t *tokens, const float *positions, long ld, long rows, float *x)
+{
+    const long d = model->heads * model->channels;
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < d; i += LANES)
+            store(x + r * d + i, load(model->embedding + tokens[r] * d + i) * sqrtf((float)d) + load(positions + r * ld + i));
+}
+
+/* The feed-forward network, with the sum and the norm that follow: x and y, its input, become those of the next layer. */
+static void feed_forward(const struct model *model, const struct linear *in, const struct linear *out, struct norm norm, long rows, struct room room)
+{
+    const long d = model->heads * model->channels, width = in->outputs;
+    multiply(in, room.y, d, rows, model->activation == RELU, room.rounded, room.wide, width);
+    if (model->activation != RELU)
+        activate(room.wide, width, rows, out->inputs, model->activation);
+    multiply(out, room.wide, width, rows, 0, room.rounded, room.heads, d);
+    add_norm(room.x, room.heads, norm, model->epsilon, rows, d, room.y);
+}
+
+/* ---- the encoder ---- */
+
+/* Sentences are encoded together until they have so many positions, or so many places when they are arranged: enough for fast products. */
+#define ROWS_OF_GROUP 128
+#define PLACES_OF_GROUP 512
+
+struct encoder_layer {
+    struct linear self_in, self_out, hidden_in, hidden_out;
+    struct norm norms[2]; /* of self-attention and feed-forward */
+};
+
+struct encoder {
+    struct model model;
+    const struct encoder_layer *layers;
+    const struct linear *sources; /* what makes keys and values for each layer of the decoder */
+    long num_sources;
+};
+
+/* Encode sentences, and arrange keys and values for each layer of the decoder.
+ * tokens: of all sentences, one after the other. positions: [longest, D], the encodings of positions. keys, values: [layers of the decoder].
+ * room, start and count are for ROWS_OF_GROUP rows and the longest sentence, own_keys and own_values for PLACES_OF_GROUP places and the longest
+ * sentence rounded up to 16. */
+void encode(const struct encoder *encoder, const int64_t *tokens, const float *positions, const int32_t *length, long sentences, void *const *keys,
+            void *const *values, struct room room, float *own_keys, float *own_values, int32_t *start, int32_t *count)
+{
+    const struct model *model = &encoder->model;
+    const long d = model->heads * model->channels;
+    long at = 0;
+    for (long first = 0, end; first < sentences; first = end) {
+        long rows = 0, padded = 0;
+        struct room now = room;
+        for (end = first; end < sentences && rows < ROWS_OF_GROUP && padded < PLACES_OF_GROUP; end++) {
+            embed(model, tokens + rows, positions, d, length[end], now.x + rows * d);
+            for (long i = 0; i < length[end]; i++) {
+                start[rows + i] = (int32_t)padded;
+                count[rows + i] = length[end];
+            }
+            rows += length[end];
+            padded += round_up(length[end], 16);
+        }
+        tokens += rows;
+        if (model->is_pre_norm)
+            add_norm(now.x, NULL, encoder->layers[0].norms[0], model->epsilon, rows, d, now.y);
+        else
+            now.y = now.x;
+        for (long l = 0; l < model->num_layers; l++) {
+            const struct encoder_layer *layer = &encoder->layers[l];
+            const struct norm next = l + 1 < model->num_layers ? encoder->layers[l + 1].norms[0] : model->last_norm;
+            multiply(&layer->self_in, now.y, d, rows, 0, now.rounded, now.wide, 3 * d);
+            arrange_keys(now.wide + d, now.wide + 2 * d, 3 * d, length + first, end - first, model->heads, model->channels, own_keys, own_values, 0);
+            attend_sources(now.wide, 3 * d, own_keys, own_values, start, count, rows, model->heads, model->channels, now.scores, now.heads, 0);
+            multiply(&layer->self_out, now.heads, d, rows, 0, now.rounded, now.wide, d);
+            add_norm(now.x, now.wide, layer->norms[model->is_pre_norm ? 1 : 0], model->epsilon, rows, d, now.y);
+            feed_forward(model, &layer->hidden_in, &layer->hidden_out, model->is_pre_norm ? next : layer->norms[1], rows, now);
+        }
+        for (long l = 0; l < encoder->num_sources; l++) {
+            multiply(&encoder->sources[l], now.y, d, rows, 0, now.rounded, now.wide, 2 * d);
+            arrange_keys(now.wide, now.wide + d, 2 * d, length + first, end - first, model->heads, model->channels,
+                         (char *)keys[l] + at * d * size_of(model->is_half), (char *)values[l] + at * d * size_of(model->is_half), model->is_half);
+        }
+        at += padded;
+    }
+}
+
+/* ---- a step of the decoder ---- */
+
+struct decoder_layer {
+    struct linear self_in, self_out, cross_query, cross_out, hidden_in, hidden_out;
+    struct norm norms[3]; /* of self-attention, attention to the source, and feed-forward */
+};
+
+struct decoder {
+    struct model model;
+    const struct decoder_layer *layers;
+    struct linear output;
+    long vocab_size;
+};
+
+/* A batch of sentences under search, at one step. */
+struct step {
+    long num_rows, num_steps; /* this one included */
+    const int64_t *tokens; /* [R] */
+    const float *position; /* [D], the encoding of this position */
+    void *const *kv; /* of each step: all layers' keys and values, [L, R of the step, 2 D] */
+    const int64_t *rows_of_step;
+    const int32_t *ancestor; /* [R, ld] */
+    long ancestor_ld;
+    const void *const *keys, *const *values; /* of each layer, from `encode` */
+    const int32_t *start, *count; /* [R]: where its sentence begins there, and its length */
+    struct best best;
+    struct room room;
+    const void **pointers; /* room for one for each step */
+};
+
+void decode_step(const struct decoder *decoder, const struct step *step)
+{
+    const struct model *model = &decoder->model;
+    const long rows = step->num_rows, d = model->heads * model->channels, now = step->num_steps - 1;
+    struct room room = step->room;
+    embed(model, step->tokens, step->position, 0, rows, room.x);
+    if (model->is_pre_norm)
+        add_norm(room.x, NULL, decoder->layers[0].norms[0], model->epsilon, rows, d, room.y);
+    else
+        room.y = room.x;
+    for (long l = 0; l < model->num_layers; l++) {
+        const struct decoder_layer *layer = &decoder->layers[l];
+        const struct norm next = l + 1 < model->num_layers ? decoder->layers[l + 1].norms[0] : model->last_norm;
+        for (long t = 0; t <= now; t++)
+            step->pointers[t] = (const char *)step->kv[t] + l * step->rows_of_step[t] * 2 * d * size_of(model->is_half);
+        multiply(&layer->self_in, room.y, d, rows, 0, room.rounded, room.wide, 3 * d);
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < 2 * d; i += LANES)
+                store_to((void *)step->pointers[now], r * 2 * d + i, load(room.wide + r * 3 * d + d + i), model->is_half);
+        attend_ancestors(room.wide, 3 * d, step->pointers, step->ancestor, step->ancestor_ld, now + 1, rows, model->heads, model->channels, room.scores,
+                         room.heads, model->is_half);
+        multiply(&layer->self_out, room.heads, d, rows, 0, room.rounded, room.wide, d);
+        add_norm(room.x, room.wide, layer->norms[model->is_pre_norm ? 1 : 0], model->epsilon, rows, d, room.y);
+
+        multiply(&layer->cross_query, room.y, d, rows, 0, room.rounded, room.wide, d);
+        attend_sources(room.wide, d, step->keys[l], step->values[l], step->start, step->count, rows, model->heads, model->channels, room.scores,
+                       room.heads, model->is_half);
+        multiply(&layer->cross_out, room.heads, d, rows, 0, room.rounded, room.wide, d);
+        add_norm(room.x, room.wide, layer->norms[model->is_pre_norm ? 2 : 1], model->epsilon, rows, d, room.y);
+        feed_forward(model, &layer->hidden_in, &layer->hidden_out, model->is_pre_norm ? next : layer->norms[2], rows, room);
+    }
+    struct linear part = decoder->output;
+#ifdef HAS_AVX2
+    if (part.is_int8)
+        round_rows(room.y, d, rows, d, room.rounded);
+#endif
+    for (long first = 0; first < decoder->vocab_size; first += PIECES_TOGETHER) {
+        const long ld = PIECES_TOGETHER + BLOCK;
+        part.outputs = decoder->vocab_size - first < PIECES_TOGETHER ? decoder->vocab_size - first : PIECES_TOGETHER;
+#ifdef HAS_AVX2
+        if (part.is_int8) {
+            part.weight = (const int8_t *)decoder->output.weight + first * round_up(d, TILE_K);
+            part.scale = decoder->output.scale + first;
+            part.excess = decoder->output.excess + first;
+            multiply_rounded(&part, room.rounded, rows, 0, room.wide, ld);
+        } else
+#endif
+        {
+            part.weight = (const float *)decoder->output.weight + first * d;
+            multiply_fp32(&part, room.y, d, rows, 0, room.wide, ld);
+        }
+        add_logits(room.wide, ld, rows, first, part.outputs, &step->best);
+    }
+    for (long r = 0; r < rows; r++) {
+        const float log_sum = (float)(log(step->best.sum[r]) + step->best.highest[r]);
+        for (long i = 0; i < step->best.count; i++)
+            step->best.value[r * step->best.count + i] -= log_sum;
+    }
+}
