@@ -125,30 +125,26 @@ INLINE vec sums_of(const vec *x)
 #endif
 }
 
-/* e^x for x <= 0, to 2 units in the last place: 2^n times a polynomial of what is left (the Taylor series to degree 6). */
+/* e^x for x <= 0, to 2 units in the last place where it matters: 2^n times 2^f for |f| <= 1/2, by the polynomial of degree 5 with the least error. */
 INLINE vec exp_of_negative(vec x)
 {
-    const float log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    x = larger(x, broadcast(-87.0f));
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which then stands in the lowest bits */
-    const vec shifted = x * log2_e + magic;
-    const vec n = shifted - magic;
-    const vec r = (x - n * ln2_high) - n * ln2_low;
-    vec p = r * (1.0f / 720.0f) + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    const vec t = larger(x, broadcast(-87.0f)) * 1.44269504f;
+    const vec shifted = t + magic, f = t - (shifted - magic);
+    vec p = f * 0.0013276466f + 0.009675541f;
+    p = p * f + 0.055507135f;
+    p = p * f + 0.2402212f;
+    p = p * f + 0.69314694f;
+    p = p * f + 1.0000001f;
     return (vec)((ints)p + ((ints)shifted << 23));
 }
 
 /* ---- matrix products ---- */
 
-/* y = x W^T + b. Of 8-bit weights, arranged by `pack_int8`, every output has a scale. Without matrix units the processor multiplies bytes without sign
+/* y = x W^T + b, with weights arranged by `pack_fp32` or `pack_int8`. Of 8-bit weights every output has a scale. Without matrix units the processor multiplies bytes without sign
  * by bytes with one, so 128 is added to the former, and `excess` is what that adds to a sum, 128 times the sum of the weights of the output. */
 struct linear {
-    const void *weight; /* fp32 [N, K], or packed */
+    const void *weight;
     const float *scale, *bias, *excess; /* [N]; bias may be NULL */
     long inputs, outputs, is_int8;
 };
@@ -221,38 +217,51 @@ INLINE vec load_some(const float *x, long count)
     return value;
 }
 
-#define OUTPUTS_TOGETHER 4
-#define ROWS_TOGETHER (LANES / OUTPUTS_TOGETHER)
+/* ---- in fp32 ---- */
 
-/* LANES sums at a time, of a few rows for four outputs; each is summed in the lanes of a register first. */
+#define PANEL (2 * LANES) /* outputs that are computed together, two registers of them */
+#ifdef HAS_AVX512
+#define ROWS_OF_PANEL 8 /* for so many rows: as many sums as there are registers for */
+#else
+#define ROWS_OF_PANEL 6
+#endif
+
+/* Arrange weights [N, K] by panels: of each input the weights of all its outputs. packed has room for N rounded up to 32, and is zero at first. */
+void pack_fp32(const float *weight, long outputs, long inputs, float *packed)
+{
+    for (long n = 0; n < outputs; n++)
+        for (long k = 0; k < inputs; k++)
+            packed[n / PANEL * PANEL * inputs + k * PANEL + n % PANEL] = weight[n * inputs + k];
+}
+
 static void multiply_fp32(const struct linear *w, const float *x, long ldx, long rows, long relu, float *y, long ldy)
 {
-    const float *weight = w->weight;
-    const long whole = w->inputs / LANES * LANES;
-    for (long n = 0; n < w->outputs; n += OUTPUTS_TOGETHER)
-        for (long r = 0; r < rows; r += ROWS_TOGETHER) {
-            const float *a[ROWS_TOGETHER], *b[OUTPUTS_TOGETHER];
-            vec sums[LANES] = {{0}};
-            for (long i = 0; i < ROWS_TOGETHER; i++)
-                a[i] = x + (r + i < rows ? r + i : r) * ldx;
-            for (long j = 0; j < OUTPUTS_TOGETHER; j++)
-                b[j] = weight + (n + j < w->outputs ? n + j : n) * w->inputs;
-            for (long k = 0; k < whole; k += LANES)
-                for (long i = 0; i < ROWS_TOGETHER; i++)
-                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
-                        sums[i * OUTPUTS_TOGETHER + j] += load(a[i] + k) * load(b[j] + k);
-            if (whole < w->inputs)
-                for (long i = 0; i < ROWS_TOGETHER; i++)
-                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
-                        sums[i * OUTPUTS_TOGETHER + j] += load_some(a[i] + whole, w->inputs - whole) * load_some(b[j] + whole, w->inputs - whole);
-            const vec total = sums_of(sums);
-            for (long i = 0; i < ROWS_TOGETHER && r + i < rows; i++)
-                for (long j = 0; j < OUTPUTS_TOGETHER && n + j < w->outputs; j++) {
-                    const float value = total[i * OUTPUTS_TOGETHER + j] + (w->bias == NULL ? 0.0f : w->bias[n + j]);
-                    y[(r + i) * ldy + n + j] = relu && value < 0.0f ? 0.0f : value;
-                }
+    for (long n = 0; n < w->outputs; n += PANEL) {
+        const float *panel = (const float *)w->weight + n * w->inputs;
+        const long count = w->outputs - n;
+        vec bias[2] = {{0}};
+        for (long j = 0; w->bias != NULL && j < 2; j++)
+            bias[j] = load_some(w->bias + n + j * LANES, count - j * LANES);
+        for (long r = 0; r < rows; r += ROWS_OF_PANEL) {
+            const float *row[ROWS_OF_PANEL];
+            vec sums[ROWS_OF_PANEL][2] = {{{0}}};
+            for (long i = 0; i < ROWS_OF_PANEL; i++)
+                row[i] = x + (r + i < rows ? r + i : r) * ldx;
+            for (long k = 0; k < w->inputs; k++)
+                for (long i = 0; i < ROWS_OF_PANEL; i++)
+                    for (long j = 0; j < 2; j++)
+                        sums[i][j] += row[i][k] * load(panel + k * PANEL + j * LANES);
+            for (long i = 0; i < ROWS_OF_PANEL && r + i < rows; i++)
+                for (long j = 0; j < 2; j++)
+                    store_some(y + (r + i) * ldy + n + j * LANES, finish(sums[i][j], broadcast(1.0f), bias[j], relu), count - j * LANES);
         }
+    }
 }
+
+/* ---- in 8 bits ---- */
+
+#define OUTPUTS_TOGETHER 4
+#define ROWS_TOGETHER (LANES / OUTPUTS_TOGETHER)
 
 #ifdef HAS_AVX2
 /* Round rows to integers of magnitude up to 127, with one scale each; without matrix units 128 is added. What lies behind a row counts as 0. */
@@ -305,17 +314,43 @@ static void configure_tiles(void)
     _tile_loadconfig(&config);
 }
 
-/* Sums of 16 rows, or 32 if there are two tiles of them, for 32 outputs: [32, 32]. */
-INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, int two, int32_t *sums)
+/* A block of 32 rows and 32 outputs whose sums are there. */
+struct block {
+    const int32_t *sums; /* [32, 32] */
+    const float *row_scale;
+    vec scale[2], bias[2];
+    float *y;
+    long ldy, rows, outputs; /* not more than 32 */
+};
+
+INLINE void finish_block(const struct block *block, long first, long end, long relu)
+{
+    if (end > block->rows)
+        end = block->rows;
+    for (long i = first; i < end; i++)
+        for (long j = 0; j < 2; j++) {
+            const vec sums = (vec)_mm512_cvtepi32_ps(_mm512_load_si512(block->sums + i * 32 + j * LANES));
+            const vec y = finish(sums, block->scale[j] * block->row_scale[i], block->bias[j], relu);
+            if (block->outputs == 32)
+                store(block->y + i * block->ldy + j * LANES, y);
+            else
+                store_some(block->y + i * block->ldy + j * LANES, y, block->outputs - j * LANES);
+        }
+}
+
+/* Sums of 16 rows, or 32 if there are two tiles of them, for 32 outputs. Meanwhile the block before is finished: matrix units work beside the others. */
+INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, const int two, int32_t *sums, const struct block *before, long relu)
 {
     const int8_t *rows2 = rows + TILE * padded_k, *packed2 = packed + TILE * padded_k;
+    const long share = (32 * TILE_K + padded_k - 1) / padded_k;
+    long done = 0;
     _tile_zero(0);
     _tile_zero(1);
     if (two) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (long k = 0; k < padded_k; k += TILE_K) {
+    for (long k = 0; k < padded_k; k += TILE_K, done += share) {
         _tile_loadd(6, packed + k * TILE, TILE_K);
         _tile_loadd(7, packed2 + k * TILE, TILE_K);
         _tile_loadd(4, rows + k, padded_k);
@@ -326,6 +361,7 @@ INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, i
             _tile_dpbssd(2, 5, 6);
             _tile_dpbssd(3, 5, 7);
         }
+        finish_block(before, done, done + share, relu);
     }
     _tile_stored(0, sums, 128);
     _tile_stored(1, sums + TILE, 128);
@@ -338,25 +374,27 @@ INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, i
 static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
 {
     const long padded_k = round_up(w->inputs, TILE_K);
-    int32_t sums[32 * 32] __attribute__((aligned(64)));
+    int32_t sums[2][32 * 32] __attribute__((aligned(64)));
+    struct block block = {.rows = 0};
+    int turn = 0;
     configure_tiles();
     for (long n = 0; n < w->outputs; n += 32) {
         const int8_t *columns = (const int8_t *)w->weight + n * padded_k;
-        for (long r = 0; r < rows; r += 32) {
+        const long outputs = w->outputs - n < 32 ? w->outputs - n : 32;
+        for (long r = 0; r < rows; r += 32, turn = 1 - turn) {
             if (rows - r > TILE)
-                tile_sums(x.rows + r * padded_k, columns, padded_k, 1, sums);
+                tile_sums(x.rows + r * padded_k, columns, padded_k, 1, sums[turn], &block, relu);
             else
-                tile_sums(x.rows + r * padded_k, columns, padded_k, 0, sums);
-            for (long part = n; part < n + 32 && part < w->outputs; part += LANES) {
-                const long count = w->outputs - part;
-                const vec scale = load_some(w->scale + part, count), bias = w->bias == NULL ? broadcast(0.0f) : load_some(w->bias + part, count);
-                for (long i = 0; i < 32 && r + i < rows; i++) {
-                    const vec sum = (vec)_mm512_cvtepi32_ps(_mm512_load_si512(sums + i * 32 + part - n));
-                    store_some(y + (r + i) * ldy + part, finish(sum, scale * x.scale[r + i], bias, relu), count);
-                }
+                tile_sums(x.rows + r * padded_k, columns, padded_k, 0, sums[turn], &block, relu);
+            block = (struct block){sums[turn], x.scale + r, {{0}}, {{0}}, y + r * ldy + n, ldy, rows - r < 32 ? rows - r : 32, outputs};
+            for (long j = 0; j < 2; j++) {
+                block.scale[j] = load_some(w->scale + n + j * LANES, outputs - j * LANES);
+                if (w->bias != NULL)
+                    block.bias[j] = load_some(w->bias + n + j * LANES, outputs - j * LANES);
             }
         }
     }
+    finish_block(&block, 0, 32, relu);
     _tile_release();
 }
 #elif defined(HAS_AVX2)

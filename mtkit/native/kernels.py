@@ -30,7 +30,7 @@ FIRST_STEPS = 64
 """Steps that there is room for at first; it doubles when they are more. A multiple of 16."""
 
 # Of kernels.c.
-_ROUNDED_OUTPUTS, _ROUNDED_INPUTS, _ROUNDED_ROWS = 32, 64, 32
+_PADDED_OUTPUTS, _ROUNDED_INPUTS, _ROUNDED_ROWS = 32, 64, 32
 _LOGIT_COLUMNS = 512 + 64
 _ROWS_OF_GROUP, _PLACES_OF_GROUP = 128, 512
 
@@ -106,6 +106,7 @@ class _Step(ctypes.Structure):
 
 
 _ARGUMENTS = {
+    "pack_fp32": (_POINTER, _LONG, _LONG, _POINTER),
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER),
     "multiply": (_POINTER, _POINTER, *[_LONG] * 3, _Rounded, _POINTER, _LONG),
     "encode": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _Room, *[_POINTER] * 4),
@@ -144,7 +145,7 @@ class Linear:
     """y = x Wᵀ + b, for one thread.
 
     Args:
-        weight_NK: W. In fp32 it is used as it is.
+        weight_NK: W; it is copied.
         bias_N: b, or None.
         precision: int8 rounds W, a scale for each output, and the rows of x, a scale for each; it needs an `int8_level` above 0.
     """
@@ -153,13 +154,15 @@ class Linear:
         self.num_outputs, self.num_inputs = weight_NK.shape
         self._bias_N = bias_N
         scale_N = excess_N = None
-        self._weight = weight_NK
-        if precision == "int8":
+        num_columns, shape = _round_up(self.num_outputs, _PADDED_OUTPUTS), (self.num_outputs, self.num_inputs)
+        if precision == "fp32":
+            self._weight = torch.zeros(num_columns * self.num_inputs)
+            _library().pack_fp32(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
+        else:
             scale_N = weight_NK.abs().amax(dim=1).clamp_(min=SMALLEST_MAGNITUDE).div_(_levels())
             rounded_NK = (weight_NK / scale_N[:, None]).round_().to(torch.int8)
-            size = _round_up(self.num_outputs, _ROUNDED_OUTPUTS) * _round_up(self.num_inputs, _ROUNDED_INPUTS)
-            self._weight = torch.zeros(size, dtype=torch.int8)
-            _library().pack_int8(rounded_NK.data_ptr(), self.num_outputs, self.num_inputs, self._weight.data_ptr())
+            self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
+            _library().pack_int8(rounded_NK.data_ptr(), *shape, self._weight.data_ptr())
             excess_N = 128.0 * rounded_NK.sum(dim=1, dtype=torch.int32).float()
         self._kept = (scale_N, excess_N)
         self.struct = _Linear(

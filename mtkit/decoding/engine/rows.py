@@ -35,7 +35,7 @@ def fits(model: Transformer) -> bool:
 
 
 class RowModel:
-    """A model whose computing is done by the kernels. It shares the weights of the model, which must not change as long as it is used.
+    """A model whose computing is done by the kernels, with the weights that the model has now.
 
     Args:
         model: In eval mode; `fits` says whether it can be used.
