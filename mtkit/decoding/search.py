@@ -325,19 +325,18 @@ class _Beam:
     def __init__(
         self, max_lengths: Sequence[int], *, beam_size: int, n_best: int, alpha: float, penalty: PenaltyKind, device: torch.device | str
     ) -> None:
-        num_sentences, num_steps = len(max_lengths), max(max_lengths)
-        self.beam_size, self.alpha, self.penalty, self.device = beam_size, alpha, penalty, device
+        num_sentences = len(max_lengths)
+        self.beam_size, self.alpha, self.penalty, self.device = beam_size, alpha, penalty, torch.device(device)
         self.num_steps = 0
         self.active = list(range(num_sentences))
-        self.active_A = torch.arange(num_sentences, device=device)
         self.cap_A = torch.tensor(max_lengths, device=device)
+        self.cap_penalty_A = scoring.length_penalty(self.cap_A.float(), alpha, penalty)
         self.log_prob_AK = torch.zeros((num_sentences, 1), device=device)  # one row per sentence on the first call
-        self.lattice_token_TBK = torch.zeros((num_steps, num_sentences, beam_size), dtype=torch.int64, device=device)
-        self.lattice_parent_TBK = torch.zeros_like(self.lattice_token_TBK)
         self.finished = Finished.none((num_sentences, n_best), device=device)
-        # The live hypotheses at the end of each sentence, and how many tokens they have.
-        self.live_log_prob_BK = torch.full((num_sentences, beam_size), NEG_INF, device=device)
-        self.length_B = [0] * num_sentences
+        # Of each step: which sentences were active, and the tokens and parent places of their live hypotheses.
+        self.lattice: list[tuple[list[int], Tensor, Tensor]] = []
+        # Of each sentence that is done: how many steps it took, its finished hypotheses, and the log-probabilities of those that are live.
+        self.results: list[tuple[int, list[tuple[float, float, int, int]], list[float]]] = [(0, [], [])] * num_sentences
 
     @property
     def num_active(self) -> int:
@@ -347,52 +346,48 @@ class _Beam:
         """Take one step of all active sentences; returns the tokens and parent rows of the next one."""
         num_places = self.log_prob_AK.size(1)
         candidates = rank_candidates(extensions, self.log_prob_AK)
-        kept = self.active_A
-        divisor = scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
-        merged = merge_finished(Finished(*(x_BN[kept] for x_BN in self.finished)), candidates, divisor, self.num_steps, beam_size=self.beam_size)
-        for x_BN, x_AN in zip(self.finished, merged, strict=True):
-            x_BN[kept] = x_AN
-        self.log_prob_AK, self.lattice_parent_TBK[self.num_steps, kept], self.lattice_token_TBK[self.num_steps, kept] = live_candidates(
-            candidates, beam_size=self.beam_size
-        )
+        # A GPU would have to be waited for to know whether anything ends; for a CPU it is most of the work here.
+        if self.device.type != "cpu" or bool(candidates.is_eos_AC[:, : self.beam_size].any()):
+            divisor = scoring.length_penalty(self.num_steps + 1, self.alpha, self.penalty)
+            self.finished = merge_finished(self.finished, candidates, divisor, self.num_steps, beam_size=self.beam_size)
+        self.log_prob_AK, place_AK, token_AK = live_candidates(candidates, beam_size=self.beam_size)
+        self.lattice.append((self.active, token_AK, place_AK))
         self.num_steps += 1
-        return self._retire(all_end(candidates, beam_size=self.beam_size), has_nan=candidates.log_prob_AC.isnan().any(), num_places=num_places)
-
-    def _retire(self, all_ended_A: Tensor, *, has_nan: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
-        """Take the sentences that are done out of the active ones. The only place where the host waits for the device."""
-        done_A = all_ended_A | is_over(
-            self.log_prob_AK[:, 0],
-            self.finished.score_AN[self.active_A, -1],
-            is_capped_A=self.cap_A <= self.num_steps,
-            cap_penalty_A=scoring.length_penalty(self.cap_A.float(), self.alpha, self.penalty),
+        done_A = all_end(candidates, beam_size=self.beam_size) | is_over(
+            self.log_prob_AK[:, 0], self.finished.score_AN[:, -1], is_capped_A=self.cap_A <= self.num_steps, cap_penalty_A=self.cap_penalty_A
         )
-        *done, nan = torch.cat([done_A, has_nan.view(1)]).tolist()
+        # The only place where the host waits for the device.
+        *done, nan = torch.cat([done_A, candidates.log_prob_AC.isnan().any().view(1)]).tolist()
         if nan:
             refuse_nan()
         row_A = torch.arange(len(self.active), device=self.device) * num_places
         if any(done):
-            self._store_live([index for index, is_done in enumerate(done) if is_done])
+            self._store([index for index, is_done in enumerate(done) if is_done])
             stay = torch.tensor([index for index, is_done in enumerate(done) if not is_done], dtype=torch.int64, device=self.device)
             self.active = [sentence for sentence, is_done in zip(self.active, done, strict=True) if not is_done]
-            self.active_A, self.cap_A, self.log_prob_AK, row_A = self.active_A[stay], self.cap_A[stay], self.log_prob_AK[stay], row_A[stay]
-        step = self.num_steps - 1
-        parents_R = (row_A.unsqueeze(1) + self.lattice_parent_TBK[step, self.active_A]).view(-1)
-        return self.lattice_token_TBK[step, self.active_A].view(-1), parents_R
+            self.finished = Finished(*(x_AN[stay] for x_AN in self.finished))
+            self.cap_A, self.cap_penalty_A, self.log_prob_AK, row_A, token_AK, place_AK = (
+                x_A[stay] for x_A in (self.cap_A, self.cap_penalty_A, self.log_prob_AK, row_A, token_AK, place_AK)
+            )
+        return token_AK.reshape(-1), (row_A.unsqueeze(1) + place_AK).view(-1)
 
-    def _store_live(self, done: list[int]) -> None:
-        for index in done:
-            self.length_B[self.active[index]] = self.num_steps
+    def _store(self, done: list[int]) -> None:
         rows = torch.tensor(done, device=self.device)
-        self.live_log_prob_BK[self.active_A[rows]] = self.log_prob_AK[rows]
+        columns = [x_AN[rows].tolist() for x_AN in (*self.finished, self.log_prob_AK)]
+        for index, *finished, live in zip(done, *columns, strict=True):
+            self.results[self.active[index]] = (self.num_steps, list(zip(*finished, strict=True)), live)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         """Read the results off the lattice."""
-        tokens_BTK, parents_BTK = self.lattice_token_TBK.transpose(0, 1).tolist(), self.lattice_parent_TBK.transpose(0, 1).tolist()
-        finished = [x_BN.tolist() for x_BN in self.finished]
-        live, alpha, penalty = self.live_log_prob_BK.tolist(), self.alpha, self.penalty
+        tokens_BTK: list[list[list[int]]] = [[] for _ in self.results]
+        parents_BTK: list[list[list[int]]] = [[] for _ in self.results]
+        for active, token_AK, place_AK in self.lattice:
+            for sentence, tokens, places in zip(active, token_AK.tolist(), place_AK.tolist(), strict=True):
+                tokens_BTK[sentence].append(tokens)
+                parents_BTK[sentence].append(places)
         return [
-            read_lattice(tokens, parents, zip(*rows, strict=True), live[sentence], length=length, alpha=alpha, penalty=penalty)
-            for sentence, (length, tokens, parents, *rows) in enumerate(zip(self.length_B, tokens_BTK, parents_BTK, *finished, strict=True))
+            read_lattice(tokens, parents, finished, live, length=length, alpha=self.alpha, penalty=self.penalty)
+            for tokens, parents, (length, finished, live) in zip(tokens_BTK, parents_BTK, self.results, strict=True)
         ]
 
 

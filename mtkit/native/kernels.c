@@ -172,23 +172,29 @@ long int8_level(void)
 #endif
 }
 
-#define TILE 16   /* rows of a tile */
-#define TILE_K 64 /* inputs that one product of tiles sums over */
+#define TILE 16           /* rows of a tile */
+#define TILE_K 64         /* inputs that one product of tiles sums over */
+#define PANEL (2 * LANES) /* outputs that are computed together, two registers of them */
+#ifdef HAS_AMX
+#define GROUP TILE
+#else
+#define GROUP PANEL
+#endif
+#ifdef HAS_AVX512
+#define ROWS_OF_PANEL 8 /* for so many rows: as many sums as there are registers for */
+#else
+#define ROWS_OF_PANEL 6
+#endif
 
-/* Arrange weights [N, K]. With matrix units: by 16 outputs, then by 64 inputs, then 16 lines of 4 inputs for each of the outputs. Otherwise by rows.
- * packed has room for N and K rounded up to multiples of 32 and 64, and is zero at first. */
+/* Arrange weights [N, K] by groups of outputs: of each four inputs in turn, the weights of all outputs of the group, four bytes for each. With matrix
+ * units a group is 16 outputs, and 16 times four inputs are a tile. packed has room for N and K rounded up to multiples of 32 and 64, and is zero at
+ * first. */
 void pack_int8(const int8_t *weight, long outputs, long inputs, int8_t *packed)
 {
     const long padded_k = round_up(inputs, TILE_K);
-    for (long n = 0; n < outputs; n++) {
-#ifdef HAS_AMX
+    for (long n = 0; n < outputs; n++)
         for (long k = 0; k < inputs; k++)
-            packed[(n / TILE * (padded_k / TILE_K) + k / TILE_K) * TILE * TILE_K + k % TILE_K / 4 * TILE_K + n % TILE * 4 + k % 4] =
-                weight[n * inputs + k];
-#else
-        memcpy(packed + n * padded_k, weight + n * inputs, inputs);
-#endif
-    }
+            packed[n / GROUP * GROUP * padded_k + k / 4 * GROUP * 4 + n % GROUP * 4 + k % 4] = weight[n * inputs + k];
 }
 
 INLINE vec finish(vec sums, vec factor, vec bias, long relu)
@@ -197,7 +203,7 @@ INLINE vec finish(vec sums, vec factor, vec bias, long relu)
     return relu ? choose(y < broadcast(0.0f), broadcast(0.0f), y) : y;
 }
 
-/* Store up to LANES numbers. */
+/* Up to LANES numbers; of none, or fewer, nothing. */
 INLINE void store_some(float *y, vec value, long count)
 {
     if (count >= LANES)
@@ -218,13 +224,6 @@ INLINE vec load_some(const float *x, long count)
 }
 
 /* ---- in fp32 ---- */
-
-#define PANEL (2 * LANES) /* outputs that are computed together, two registers of them */
-#ifdef HAS_AVX512
-#define ROWS_OF_PANEL 8 /* for so many rows: as many sums as there are registers for */
-#else
-#define ROWS_OF_PANEL 6
-#endif
 
 /* Arrange weights [N, K] by panels: of each input the weights of all its outputs. packed has room for N rounded up to 32, and is zero at first. */
 void pack_fp32(const float *weight, long outputs, long inputs, float *packed)
@@ -259,9 +258,6 @@ static void multiply_fp32(const struct linear *w, const float *x, long ldx, long
 }
 
 /* ---- in 8 bits ---- */
-
-#define OUTPUTS_TOGETHER 4
-#define ROWS_TOGETHER (LANES / OUTPUTS_TOGETHER)
 
 #ifdef HAS_AVX2
 /* Round rows to integers of magnitude up to 127, with one scale each; without matrix units 128 is added. What lies behind a row counts as 0. */
@@ -398,16 +394,17 @@ static void multiply_rounded(const struct linear *w, struct rounded x, long rows
     _tile_release();
 }
 #elif defined(HAS_AVX2)
-/* sums += products of LANES * 4 bytes, in sums of four or, in pairs of products that 16 bits hold, of weights up to 63. */
-INLINE ints add_products(ints sums, const int8_t *unsigned_bytes, const int8_t *signed_bytes)
+/* sums += products of four bytes, of each of LANES outputs: of a row, without sign, and weights; without VNNI of weights up to 63, so that 16 bits hold
+ * the sum of two. */
+INLINE ints add_products(ints sums, int32_t four, const int8_t *weight)
 {
 #if defined(HAS_VNNI)
-    return (ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_loadu_si512(unsigned_bytes), _mm512_loadu_si512(signed_bytes));
+    return (ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(four), _mm512_loadu_si512(weight));
 #elif defined(HAS_AVX512)
-    const __m512i pairs = _mm512_maddubs_epi16(_mm512_loadu_si512(unsigned_bytes), _mm512_loadu_si512(signed_bytes));
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi32(four), _mm512_loadu_si512(weight));
     return (ints)_mm512_add_epi32((__m512i)sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #else
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_loadu_si256((const __m256i *)unsigned_bytes), _mm256_loadu_si256((const __m256i *)signed_bytes));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(four), _mm256_loadu_si256((const __m256i *)weight));
     return (ints)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
@@ -424,26 +421,32 @@ INLINE vec to_floats(ints x)
 static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
 {
     const long padded_k = round_up(w->inputs, TILE_K);
-    const int8_t *weight = w->weight;
-    for (long n = 0; n < w->outputs; n += OUTPUTS_TOGETHER)
-        for (long r = 0; r < rows; r += ROWS_TOGETHER) {
-            ints sums[LANES] = {{0}};
-            vec floats[LANES];
-            for (long k = 0; k < padded_k; k += LANES * 4)
-                for (long i = 0; i < ROWS_TOGETHER; i++)
-                    for (long j = 0; j < OUTPUTS_TOGETHER; j++)
-                        sums[i * OUTPUTS_TOGETHER + j] =
-                            add_products(sums[i * OUTPUTS_TOGETHER + j], x.rows + (r + i) * padded_k + k, weight + (n + j) * padded_k + k);
-            for (long i = 0; i < LANES; i++)
-                floats[i] = to_floats(sums[i]);
-            const vec total = sums_of(floats);
-            for (long i = 0; i < ROWS_TOGETHER && r + i < rows; i++)
-                for (long j = 0; j < OUTPUTS_TOGETHER && n + j < w->outputs; j++) {
-                    const float sum = total[i * OUTPUTS_TOGETHER + j] - w->excess[n + j];
-                    const float value = sum * (x.scale[r + i] * w->scale[n + j]) + (w->bias == NULL ? 0.0f : w->bias[n + j]);
-                    y[(r + i) * ldy + n + j] = relu && value < 0.0f ? 0.0f : value;
+    for (long n = 0; n < w->outputs; n += PANEL) {
+        const int8_t *panel = (const int8_t *)w->weight + n * padded_k;
+        const long count = w->outputs - n;
+        vec scale[2], excess[2], bias[2] = {{0}};
+        for (long j = 0; j < 2; j++) {
+            scale[j] = load_some(w->scale + n + j * LANES, count - j * LANES);
+            excess[j] = load_some(w->excess + n + j * LANES, count - j * LANES);
+            if (w->bias != NULL)
+                bias[j] = load_some(w->bias + n + j * LANES, count - j * LANES);
+        }
+        for (long r = 0; r < rows; r += ROWS_OF_PANEL) {
+            ints sums[ROWS_OF_PANEL][2] = {{{0}}};
+            for (long k = 0; k < padded_k; k += 4)
+                for (long i = 0; i < ROWS_OF_PANEL; i++) {
+                    int32_t four;
+                    memcpy(&four, x.rows + (r + i) * padded_k + k, 4);
+                    for (long j = 0; j < 2; j++)
+                        sums[i][j] = add_products(sums[i][j], four, panel + k * PANEL + j * LANES * 4);
+                }
+            for (long i = 0; i < ROWS_OF_PANEL && r + i < rows; i++)
+                for (long j = 0; j < 2; j++) {
+                    const vec value = finish(to_floats(sums[i][j]) - excess[j], scale[j] * x.scale[r + i], bias[j], relu);
+                    store_some(y + (r + i) * ldy + n + j * LANES, value, count - j * LANES);
                 }
         }
+    }
 }
 #endif
 

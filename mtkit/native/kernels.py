@@ -30,7 +30,7 @@ FIRST_STEPS = 64
 """Steps that there is room for at first; it doubles when they are more. A multiple of 16."""
 
 # Of kernels.c.
-_PADDED_OUTPUTS, _ROUNDED_INPUTS, _ROUNDED_ROWS = 32, 64, 32
+_PADDED_OUTPUTS, _ROUNDED_INPUTS, _ROUNDED_ROWS = 32, 64, 48
 _LOGIT_COLUMNS = 512 + 64
 _ROWS_OF_GROUP, _PLACES_OF_GROUP = 128, 512
 
