@@ -89,7 +89,7 @@ def bench_search(
     torch.manual_seed(1)
     model = Transformer(config, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size).eval()
     parameters = model.num_parameters()
-    (model,), name = in_precision([model], precision, device)
+    model, name = in_precision(model, precision, device)
     rng = random.Random(1)
     sources = sorted(([rng.randrange(4, vocab_size) for _ in range(rng.randint(*SRC_LENGTHS))] for _ in range(sentences)), key=len)
     rows = RowModel(model) if fits(model) else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtkit.artefacts import verify_directory
-from mtkit.checkpoint.format import ModelDescription, read_description, read_model_tensors, require_fitting_tokenizer, save_model
+from mtkit.checkpoint.format import ModelDescription, StoredWeights, read_description, require_fitting_tokenizer, save_model
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
 from mtkit.checkpoint.manager import StoredCheckpoint, quality
 from mtkit.config import differences, to_dict
@@ -80,7 +80,7 @@ def average_checkpoints(paths: Sequence[Path], output: Path, *, provenance: Mapp
         _require_same(paths[0], descriptions[0], path, descriptions[-1])
     tokenizer = Tokenizer.read_files(paths[-1] / TOKENIZER_NAME)
     require_fitting_tokenizer(tokenizer, descriptions[-1], paths[-1])
-    tensors = average_tensors([read_model_tensors(path / MODEL_NAME, description) for path, description in zip(paths, descriptions, strict=True)])
+    tensors = average_tensors([StoredWeights(path / MODEL_NAME, description) for path, description in zip(paths, descriptions, strict=True)])
     kept = {key: value for key, value in descriptions[-1].provenance.items() if key not in ("scores", "step")}
     steps = [description.provenance.get("step", path.name) for path, description in zip(paths, descriptions, strict=True)]
     description = replace(descriptions[-1], precision="fp32", provenance={**kept, "averaged": steps, **(provenance or {})})

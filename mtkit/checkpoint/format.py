@@ -11,21 +11,22 @@ A checkpoint directory (kind `checkpoint`) holds the same and what a training ru
 `trained.safetensors` where `model.safetensors` holds a moving average of the trained weights.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtkit import config as codec
 from mtkit.artefacts import Manifest, Verify, atomic_directory, verify_directory
-from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, find_model, read_tensor_header
+from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, SCALE_SUFFIX, TOKENIZER_NAME, find_model, read_tensor_header
 from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, stored_shapes, stored_type, widen
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
@@ -181,21 +182,27 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise MTKitError(f"{path}: cannot be written: {text}") from error
 
 
-def read_tensors(path: Path, *, shapes: Mapping[str, torch.Size] | None = None, precision: StoredPrecision = "fp32") -> dict[str, Tensor]:
+def read_tensors(path: Path, *, shapes: Mapping[str, torch.Size] | None = None) -> dict[str, Tensor]:
     """Read a safetensors file into memory (a mapped file: pages are read when touched).
 
     Args:
         path: The file.
         shapes: The names and shapes that it has to hold, or None for any.
-        precision: In which it holds them.
 
     Raises:
         ArtefactError: It is damaged, or its names or shapes are others; the message names the first that differs.
     """
-    try:
+    with _explained(path):
         if shapes is not None:
-            check_shapes(path, shapes, precision=precision)
+            check_shapes(path, shapes)
         return load_file(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """A block that reads a safetensors file."""
+    try:
+        yield
     except (SafetensorError, OSError, ValueError) as error:
         raise ArtefactError(f"{path}: is damaged: {error}", hint="Copy or make it anew.") from error
 
@@ -250,13 +257,18 @@ def read_description(directory: Path) -> ModelDescription:
     return description
 
 
-def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: Verify = "fast") -> LoadedModel:
+BuildFn = Callable[[ModelDescription, Mapping[str, Tensor]], Transformer]
+"""Makes a model of a description and its weights in fp32."""
+
+
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: Verify = "fast", build: BuildFn | None = None) -> LoadedModel:
     """Load a model for use.
 
     Args:
         path: A model directory, a checkpoint directory, or a run directory.
         device: Where the weights go.
         verify: How far the files are checked against their manifest.
+        build: What makes the model of its weights; None = `build_model`.
 
     Raises:
         ArtefactError: There is no model, it is damaged, or its parts do not fit each other.
@@ -269,24 +281,51 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: 
     description = read_description(directory)
     tokenizer = Tokenizer.read_files(directory / TOKENIZER_NAME)
     require_fitting_tokenizer(tokenizer, description, directory)
-    model = build_model(description, read_model_tensors(directory / MODEL_NAME, description))
+    model = (build or build_model)(description, StoredWeights(directory / MODEL_NAME, description))
     return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, description=description, path=directory)
 
 
-def read_model_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
-    """Read the weights of a model in fp32, after comparing names and shapes with its description, so that the file's size bounds the memory."""
-    shapes = {name: parameter.shape for name, parameter in _without_weights(description).named_parameters()}
-    return widen(read_tensors(path, shapes=stored_shapes(shapes, description.precision), precision=description.precision))
+class StoredWeights(Mapping[str, Tensor]):
+    """The weights of a model file in fp32, by name. Each is read when it is asked for, anew each time: its memory is free again with the tensor.
+
+    Args:
+        path: The safetensors file. Its names, shapes and types are compared with the description first, so that its size bounds the memory.
+        description: Of the model.
+
+    Raises:
+        ArtefactError: It is damaged, or not of this model.
+    """
+
+    def __init__(self, path: Path, description: ModelDescription) -> None:
+        self._path = path
+        shapes = {name: parameter.shape for name, parameter in model_without_weights(description).named_parameters()}
+        self._names = list(shapes)
+        stored = stored_shapes(shapes, description.precision)
+        self._stored_names = stored.keys()
+        with _explained(path):
+            check_shapes(path, stored, precision=description.precision)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with _explained(self._path), safe_open(self._path, "pt") as file:
+            return widen({key: file.get_tensor(key) for key in (name, name + SCALE_SUFFIX) if key in self._stored_names})[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def build_model(description: ModelDescription, tensors: Mapping[str, Tensor]) -> Transformer:
     """A model in fp32 of the given weights themselves, not of copies, in training mode."""
-    model = _without_weights(description)
+    model = model_without_weights(description)
     model.load_state_dict(dict(tensors), assign=True)
     return model
 
 
-def _without_weights(description: ModelDescription) -> Transformer:
+def model_without_weights(description: ModelDescription) -> Transformer:
     """A model that knows the names and shapes of its weights and takes no memory for them."""
     with torch.device("meta"), _NoRandomNumbers():
         return Transformer(description.model, src_vocab_size=description.src_vocab_size, tgt_vocab_size=description.tgt_vocab_size)

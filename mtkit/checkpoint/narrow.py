@@ -57,7 +57,7 @@ def widen(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(SCALE_SUFFIX):
             continue
         scale_N = stored.get(name + SCALE_SUFFIX)
-        tensors[name] = tensor.float() if scale_N is None else tensor.float() * scale_N[:, None]
+        tensors[name] = tensor.float() if scale_N is None else tensor.float().mul_(scale_N[:, None])
     return tensors
 
 

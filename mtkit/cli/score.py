@@ -115,7 +115,7 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
         console.warn(f"{markup.message}; its tags are scored as text")
     place = resolve_device(device)
     loaded = load_model(model_path)
-    (model,), _ = in_precision([loaded.model], precision, place)
+    model, _ = in_precision(loaded.model, precision, place)
     scores = score_pairs(model, loaded.tokenizer, texts[0].lines, texts[1].lines)
     cut = [number for number, item in enumerate(scores, start=1) if item.is_source_cut]
     if cut:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import torch
 
-from mtkit.checkpoint.format import load_model
+from mtkit.checkpoint.format import BuildFn, build_model, load_model, read_description
+from mtkit.checkpoint.layout import find_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine import slots
-from mtkit.decoding.quantize import quantize_linear_layers
-from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
+from mtkit.decoding.quantize import build_quantized, quantize_linear_layers
+from mtkit.decoding.translator import BATCH_TOKENS, SMALLEST_THREADED_WIDTH, SearchConfig, Translator
 from mtkit.distributed import num_cores
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.device import InferencePrecisionName, keep_freed_memory, resolve_device, resolve_inference_precision
@@ -17,7 +18,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.native import kernels
 
 SMALLEST_INT8_WIDTH = 256
-"""Width of a model from which products of 8-bit integers are faster on any CPU; those of narrower models are too small for it."""
+"""Width of a model from which products of 8-bit integers are faster without kernels; those of narrower models are too small for torch's."""
 
 
 def load_translator(
@@ -36,7 +37,8 @@ def load_translator(
         paths: Model, checkpoint or run directories.
         search: How to search.
         device: auto, cpu, cuda or cuda:N.
-        precision: `auto` is fp16 on a GPU; on a CPU int8, or fp32 for a model narrower than `SMALLEST_INT8_WIDTH`.
+        precision: `auto` is fp16 on a GPU; on a CPU int8, but fp32 where there are no kernels and a model is narrower than
+            `SMALLEST_INT8_WIDTH`.
         threads: On a CPU; None = one per core.
         batch_tokens: Source positions of a batch; None = the default.
         in_slots: Search as `mtkit.decoding.engine.slots` does.
@@ -51,8 +53,11 @@ def load_translator(
     if in_slots and (len(paths) > 1 or (search or SearchConfig()).method != "beam"):
         raise UsageError("--engine slots is for one model and a beam", hint="Leave it out for ensembles and for sampling.")
     place = resolve_device(device)
-    models, tokenizer = load_models(paths)
-    models, name = in_precision(models, precision, place)
+    widths = [read_description(find_model(Path(path))).model.d_model for path in paths]
+    chosen, reason = choose_precision(precision, place, width=min(widths))
+    models, tokenizer = load_models(paths, build=build_quantized if chosen == "int8" else build_model)
+    if chosen != "int8":
+        models = [model.to(place, resolve_inference_precision(chosen, place).dtype) for model in models]
     workers = None
     if place.type == "cpu":
         keep_freed_memory()
@@ -65,12 +70,17 @@ def load_translator(
         tokenizer,
         search=search,
         device=place,
-        batch_tokens=batch_tokens or (slots.BATCH_TOKENS if in_slots else BATCH_TOKENS),
+        batch_tokens=batch_tokens or (slots.BATCH_TOKENS if in_slots else _usual_batch_tokens(place, width=min(widths))),
         workers=None if in_slots else workers,
         in_slots=in_slots,
-        description=f"{name} on {where}" + (", in slots" if in_slots else "") + _missing_kernels(place, in_slots=in_slots),
+        description=f"{chosen}{reason} on {where}" + (", in slots" if in_slots else "") + _missing_kernels(place, in_slots=in_slots),
     )
     return translator, tokenizer
+
+
+def _usual_batch_tokens(device: torch.device, *, width: int) -> int:
+    """On a CPU smaller batches of wide models are as fast, and their hypotheses take much memory: 12 KB a token with the `base` preset."""
+    return BATCH_TOKENS // 2 if device.type == "cpu" and width >= SMALLEST_THREADED_WIDTH else BATCH_TOKENS
 
 
 def _missing_kernels(device: torch.device, *, in_slots: bool) -> str:
@@ -80,43 +90,62 @@ def _missing_kernels(device: torch.device, *, in_slots: bool) -> str:
     return f"; several times slower than it could be, since the kernels are not compiled: {kernels.reason()}"
 
 
-def in_precision(models: Sequence[Transformer], precision: InferencePrecisionName, device: torch.device) -> tuple[list[Transformer], str]:
-    """Bring models to where and how they translate; they cannot be trained or stored afterwards.
+def choose_precision(precision: InferencePrecisionName, device: torch.device, *, width: int) -> tuple[InferencePrecisionName, str]:
+    """The number format to translate in.
 
     Args:
-        models: In fp32.
         precision: See `load_translator`.
-        device: Where they go.
+        device: Where.
+        width: Of the narrowest model.
 
     Returns:
-        The models, and the name of the precision, with the reason where it was picked.
+        Its name, never `auto`, and why it was picked, for a person; empty if it was asked for or is the only one to think of.
 
     Raises:
         UsageError: The device has no such precision.
     """
     if precision == "int8" and device.type != "cpu":
         raise UsageError("precision int8 is for CPUs", hint=f"On {device} use fp16, or --device cpu.")
-    reason = ""
-    if precision == "auto" and device.type == "cpu":
-        width = min(model.config.d_model for model in models)
-        precision = "int8" if width >= SMALLEST_INT8_WIDTH else "fp32"
-        reason = f" (faster at width {width}; --precision fp32 is exact)" if precision == "int8" else f" (width {width} is too small for int8)"
     if precision == "int8":
-        return [quantize_linear_layers(model) for model in models], f"int8{reason}"
-    resolved = resolve_inference_precision(precision, device)
-    return [model.to(device, resolved.dtype) for model in models], f"{resolved.name}{reason}"
+        return "int8", ""
+    if precision == "auto" and device.type == "cpu":
+        if kernels.int8_level() > 0 or width >= SMALLEST_INT8_WIDTH:
+            return "int8", " (the fastest here; --precision fp32 is exact)"
+        return "fp32", f" (width {width} is too small for int8 without the kernels)"
+    return resolve_inference_precision(precision, device).name, ""
 
 
-def load_models(paths: Sequence[Path | str]) -> tuple[list[Transformer], Tokenizer]:
-    """Load one model, or several for an ensemble, on the CPU in fp32.
+def in_precision(model: Transformer, precision: InferencePrecisionName, device: torch.device) -> tuple[Transformer, str]:
+    """Bring a model to where and how it translates; it cannot be trained or stored afterwards.
+
+    Args:
+        model: In fp32.
+        precision: See `load_translator`.
+        device: Where it goes.
+
+    Returns:
+        The model, and the name of the precision, with the reason where it was picked.
+
+    Raises:
+        UsageError: The device has no such precision.
+    """
+    chosen, reason = choose_precision(precision, device, width=model.config.d_model)
+    if chosen == "int8":
+        return quantize_linear_layers(model), f"{chosen}{reason}"
+    return model.to(device, resolve_inference_precision(chosen, device).dtype), f"{chosen}{reason}"
+
+
+def load_models(paths: Sequence[Path | str], *, build: BuildFn = build_model) -> tuple[list[Transformer], Tokenizer]:
+    """Load one model, or several for an ensemble, on the CPU.
 
     Args:
         paths: Model, checkpoint or run directories.
+        build: What makes them of their weights; in fp32 by default.
 
     Raises:
         ArtefactError: One cannot be loaded, or their tokenizers differ.
     """
-    loaded = [load_model(path) for path in paths]
+    loaded = [load_model(path, build=build) for path in paths]
     first = loaded[0]
     for other in loaded[1:]:
         if other.tokenizer.fingerprint != first.tokenizer.fingerprint:

@@ -7,10 +7,12 @@ Shapes: M positions, K inputs, N outputs.
 """
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from mtkit.checkpoint.format import ModelDescription, model_without_weights
 from mtkit.checkpoint.narrow import SMALLEST_MAGNITUDE, row_scales
 from mtkit.model.transformer import Transformer
 from mtkit.native import kernels
@@ -90,21 +92,31 @@ def cpu_has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
-def quantize_linear_layers(model: Transformer) -> Transformer:
+def build_quantized(description: ModelDescription, weights: Mapping[str, Tensor]) -> Transformer:
+    """A model with 8-bit linear layers, as `mtkit.checkpoint.format.load_model` builds it: weight by weight, never all of them in fp32 at once."""
+    model = quantize_linear_layers(model_without_weights(description), weights)
+    model.load_state_dict({name: weights[name] for name, _ in model.named_parameters()}, assign=True)
+    return model
+
+
+def quantize_linear_layers(model: Transformer, weights: Mapping[str, Tensor] | None = None) -> Transformer:
     """Replace all matrices of a model but its embeddings, in place. It can translate and score on a CPU, and no more be trained or stored.
 
     Args:
         model: On the CPU, in fp32.
+        weights: Its weights by name; None = those that it has.
 
     Returns:
         The model.
     """
+    given = {name: parameter.detach() for name, parameter in model.named_parameters()} if weights is None else weights
     int8_linear = NativeInt8Linear if kernels.int8_level() > 0 else Int8Linear
-    output = int8_linear(model.output_weight.detach(), None)
-    for module in list(model.modules()):
+    output = int8_linear(given[next(name for name, parameter in model.named_parameters() if parameter is model.output_weight)], None)
+    for prefix, module in list(model.named_modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                bias_N: Tensor | None = child.bias
-                setattr(module, name, int8_linear(child.weight.detach(), None if bias_N is None else bias_N.detach()))
+            if isinstance(child, nn.Linear) and child is not model.output_projection:
+                path = f"{prefix}.{name}"
+                bias: Tensor | None = child.bias
+                setattr(module, name, int8_linear(given[f"{path}.weight"], None if bias is None else given[f"{path}.bias"]))
     model.output_projection = output
     return model

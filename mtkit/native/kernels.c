@@ -186,15 +186,27 @@ long int8_level(void)
 #define ROWS_OF_PANEL 6
 #endif
 
-/* Arrange weights [N, K] by groups of outputs: of each four inputs in turn, the weights of all outputs of the group, four bytes for each. With matrix
- * units a group is 16 outputs, and 16 times four inputs are a tile. packed has room for N and K rounded up to multiples of 32 and 64, and is zero at
- * first. */
-void pack_int8(const int8_t *weight, long outputs, long inputs, int8_t *packed)
+/* Round weights [N, K] to integers up to `levels`, with a scale for each output, and arrange them by groups of outputs: of each four inputs in turn, the
+ * weights of all outputs of the group, four bytes for each. With matrix units a group is 16 outputs, and 16 times four inputs are a tile.
+ * packed has room for N and K rounded up to multiples of 32 and 64, and is zero at first. */
+void pack_int8(const float *weight, long outputs, long inputs, long levels, int8_t *packed, float *scale, float *excess)
 {
     const long padded_k = round_up(inputs, TILE_K);
-    for (long n = 0; n < outputs; n++)
-        for (long k = 0; k < inputs; k++)
-            packed[n / GROUP * GROUP * padded_k + k / 4 * GROUP * 4 + n % GROUP * 4 + k % 4] = weight[n * inputs + k];
+    for (long n = 0; n < outputs; n++, weight += inputs) {
+        float most = 1e-12f, nan = 0.0f, sum = 0.0f;
+        for (long k = 0; k < inputs; k++) {
+            most = most < fabsf(weight[k]) ? fabsf(weight[k]) : most;
+            nan += weight[k] - weight[k];
+        }
+        scale[n] = most / (float)levels + nan;
+        for (long k = 0; k < inputs; k++) {
+            const float rounded = rintf(weight[k] / scale[n]);
+            if (rounded == rounded) /* not NaN, which the scale keeps */
+                packed[n / GROUP * GROUP * padded_k + k / 4 * GROUP * 4 + n % GROUP * 4 + k % 4] = (int8_t)rounded;
+            sum += rounded;
+        }
+        excess[n] = 128.0f * sum;
+    }
 }
 
 INLINE vec finish(vec sums, vec factor, vec bias, long relu)

@@ -21,9 +21,6 @@ from mtkit.native import library
 CHANNELS_MULTIPLE = 16
 """Channels of a head have to be a multiple of this."""
 
-SMALLEST_MAGNITUDE = 1e-12
-"""Stands for the largest magnitude of a row of zeros, which could not be divided by."""
-
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
 FIRST_STEPS = 64
@@ -107,7 +104,7 @@ class _Step(ctypes.Structure):
 
 _ARGUMENTS = {
     "pack_fp32": (_POINTER, _LONG, _LONG, _POINTER),
-    "pack_int8": (_POINTER, _LONG, _LONG, _POINTER),
+    "pack_int8": (_POINTER, *[_LONG] * 3, *[_POINTER] * 3),
     "multiply": (_POINTER, _POINTER, *[_LONG] * 3, _Rounded, _POINTER, _LONG),
     "encode": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _Room, *[_POINTER] * 4),
     "decode_step": (_POINTER, _POINTER),
@@ -159,11 +156,10 @@ class Linear:
             self._weight = torch.zeros(num_columns * self.num_inputs)
             _library().pack_fp32(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
         else:
-            scale_N = weight_NK.abs().amax(dim=1).clamp_(min=SMALLEST_MAGNITUDE).div_(_levels())
-            rounded_NK = (weight_NK / scale_N[:, None]).round_().to(torch.int8)
+            scale_N, excess_N = torch.empty(self.num_outputs), torch.empty(self.num_outputs)
             self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
-            _library().pack_int8(rounded_NK.data_ptr(), *shape, self._weight.data_ptr())
-            excess_N = 128.0 * rounded_NK.sum(dim=1, dtype=torch.int32).float()
+            room = (self._weight.data_ptr(), scale_N.data_ptr(), excess_N.data_ptr())
+            _library().pack_int8(weight_NK.contiguous().data_ptr(), *shape, _levels(), *room)
         self._kept = (scale_N, excess_N)
         self.struct = _Linear(
             weight=self._weight.data_ptr(),

@@ -7,7 +7,7 @@ import torch
 
 from mtkit import config as codec
 from mtkit.artefacts import verify_directory
-from mtkit.checkpoint.format import ModelDescription, copy_parameters, read_description, read_model_tensors, require_fitting_tokenizer
+from mtkit.checkpoint.format import ModelDescription, StoredWeights, copy_parameters, read_description, require_fitting_tokenizer
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
@@ -54,7 +54,7 @@ class InitialModel:
         Raises:
             ArtefactError: A file is damaged, or the optimizer is of another kind.
         """
-        copy_parameters(updater.model, read_model_tensors(self.path / MODEL_NAME, self.description))
+        copy_parameters(updater.model, StoredWeights(self.path / MODEL_NAME, self.description))
         if updater.ema is not None:
             for name, parameter in updater.model.named_parameters():
                 updater.ema[name].copy_(parameter)

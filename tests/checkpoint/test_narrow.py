@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.checkpoint.format import load_model, read_description, read_model_tensors, save_narrow_model
+from mtkit.checkpoint.format import StoredWeights, load_model, read_description, save_narrow_model
 from mtkit.checkpoint.layout import MODEL_NAME, SCALE_SUFFIX
 from mtkit.checkpoint.narrow import StoredPrecision, narrow, stored_shapes, widen
 from mtkit.errors import ArtefactError, MTKitError
@@ -74,4 +74,4 @@ def test_a_file_without_the_scales_is_refused(tmp_path: Path) -> None:
     directory = save(tmp_path / "model", random_model(4), tiny_tokenizer())
     description = dataclasses.replace(read_description(directory), precision="int8")
     with pytest.raises(ArtefactError, match=f"has no tensor .*{SCALE_SUFFIX}|has the type 'F32', and I8 is needed"):
-        read_model_tensors(directory / MODEL_NAME, description)
+        StoredWeights(directory / MODEL_NAME, description)

@@ -1,17 +1,23 @@
 """Which precision and how many threads a model gets, and which models may translate together."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
+from mtkit.checkpoint.format import load_model, save_narrow_model
+from mtkit.checkpoint.narrow import StoredPrecision
 from mtkit.decoding import loading
 from mtkit.decoding.loading import load_models, load_translator
-from mtkit.decoding.quantize import Int8Linear
-from mtkit.decoding.translator import SearchConfig, Translator
+from mtkit.decoding.quantize import Int8Linear, NativeInt8Linear, quantize_linear_layers
+from mtkit.decoding.steps import inference
+from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.transformer import Transformer
+from mtkit.native import kernels, library
 from tests.decoding.builders import random_model, save, sentences, tiny_tokenizer
+from tests.native.builds import use
 
 
 @pytest.fixture
@@ -23,19 +29,68 @@ def model_of(translator: Translator) -> Transformer:
     return translator._models[0]
 
 
-def test_a_narrow_model_stays_exact(directory: Path) -> None:
-    translator, tokenizer = load_translator([directory], device="cpu", threads=3)
-    assert translator.description == "fp32 (width 32 is too small for int8) on 3 threads of the CPU"
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr(library, "reason", lambda: "there is no C compiler")
+    monkeypatch.setattr(kernels, "int8_level", lambda: 0)
+
+
+def kinds(model: Transformer) -> set[type]:
+    return {type(module) for module in model.modules()} & {torch.nn.Linear, Int8Linear, NativeInt8Linear}
+
+
+def test_a_model_is_quantized_where_there_are_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("this processor", monkeypatch)
+    if kernels.int8_level() == 0:
+        pytest.skip("no products of 8-bit integers here")
+    translator, tokenizer = load_translator([directory], device="cpu", threads=1)
+    assert translator.description == "int8 (the fastest here; --precision fp32 is exact) on 1 thread of the CPU"
+    assert kinds(model_of(translator)) == {NativeInt8Linear}
     assert tokenizer.fingerprint == tiny_tokenizer().fingerprint
-    assert next(model_of(translator).parameters()).dtype == torch.float32
+    assert all(translation.text for translation in translator.translate(sentences(5, seed=1)))
 
 
-def test_a_wide_model_is_quantized(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_kernels")
+def test_a_narrow_model_stays_exact_without_them(directory: Path) -> None:
+    translator, _ = load_translator([directory], device="cpu", threads=3)
+    assert translator.description == (
+        "fp32 (width 32 is too small for int8 without the kernels) on 3 threads of the CPU; several times slower than it could be, "
+        "since the kernels are not compiled: there is no C compiler"
+    )
+    assert kinds(model_of(translator)) == {torch.nn.Linear}
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_a_wide_model_is_quantized_without_them(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "SMALLEST_INT8_WIDTH", 32)
     translator, _ = load_translator([directory], device="cpu", threads=1)
-    assert translator.description == "int8 (faster at width 32; --precision fp32 is exact) on 1 thread of the CPU"
-    assert isinstance(model_of(translator).output_projection, Int8Linear)
+    assert translator.description.startswith("int8 (the fastest here; --precision fp32 is exact) on 1 thread of the CPU; several times slower")
+    assert kinds(model_of(translator)) == {Int8Linear}
     assert all(translation.text for translation in translator.translate(sentences(5, seed=1)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("tie", ["none", "three-way"])
+def test_a_model_that_is_stored_in_int8_is_quantized_as_one_in_fp32(tie: str, precision: StoredPrecision, tmp_path: Path) -> None:
+    original = load_model(save(tmp_path / "model", random_model(4, tie_embeddings=tie), tiny_tokenizer()))
+    save_narrow_model(original, tmp_path / "stored", precision=precision)
+    translator, _ = load_translator([tmp_path / "stored"], device="cpu", precision="int8", threads=1)
+    quantized = quantize_linear_layers(copy.deepcopy(original.model))
+    x = torch.randn(3, 32)
+    with inference([quantized]):
+        expected = quantized.logits(x)
+        torch.testing.assert_close(model_of(translator).logits(x), expected, rtol=1e-4, atol=1e-4)
+        memory = [model.encode(torch.tensor([[5, 6, 3]]), torch.ones(1, 3, dtype=torch.bool)) for model in (quantized, model_of(translator))]
+    torch.testing.assert_close(memory[1], memory[0], rtol=0.1, atol=0.1)  # a tied embedding is stored in 8 bits too
+
+
+def test_batches_of_wide_models_are_smaller(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for width in (512, 32):
+        monkeypatch.setattr(loading, "SMALLEST_THREADED_WIDTH", width)
+        sizes.append(load_translator([directory], device="cpu", threads=1)[0]._batch_tokens)
+    assert sizes == [BATCH_TOKENS, BATCH_TOKENS // 2]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
@@ -52,8 +107,8 @@ def test_int8_is_not_for_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_slots_are_told_and_only_for_one_model_and_a_beam(directory: Path) -> None:
-    translator, _ = load_translator([directory], device="cpu", threads=1, in_slots=True)
-    assert translator.description == "fp32 (width 32 is too small for int8) on 1 thread of the CPU, in slots"
+    translator, _ = load_translator([directory], device="cpu", precision="fp32", threads=1, in_slots=True)
+    assert translator.description == "fp32 on 1 thread of the CPU, in slots"
     quantized, _ = load_translator([directory], device="cpu", threads=1, precision="int8", in_slots=True)
     assert [line.text != "" for line in quantized.translate(["baki", ""])] == [True, False]
     for paths, search in (([directory] * 2, SearchConfig()), ([directory], SearchConfig(method="sample"))):
