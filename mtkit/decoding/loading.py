@@ -9,7 +9,7 @@ from mtkit.checkpoint.format import BuildFn, build_model, load_model, read_descr
 from mtkit.checkpoint.layout import find_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine import slots
-from mtkit.decoding.quantize import build_quantized, quantize_linear_layers
+from mtkit.decoding.quantize import NarrowPrecision, build_quantized, can_quantize, quantize_linear_layers
 from mtkit.decoding.translator import BATCH_TOKENS, SMALLEST_THREADED_WIDTH, SearchConfig, Translator
 from mtkit.distributed import num_cores
 from mtkit.errors import ArtefactError, UsageError
@@ -55,8 +55,10 @@ def load_translator(
     place = resolve_device(device)
     widths = [read_description(find_model(Path(path))).model.d_model for path in paths]
     chosen, reason = choose_precision(precision, place, width=min(widths))
-    models, tokenizer = load_models(paths, build=build_quantized if chosen == "int8" else build_model)
-    if chosen != "int8":
+    narrow = _narrow(chosen, place)
+    models, tokenizer = load_models(paths, build=build_model if narrow is None else build_quantized(narrow))
+    if narrow is None:
+        assert chosen != "int8"
         models = [model.to(place, resolve_inference_precision(chosen, place).dtype) for model in models]
     workers = None
     if place.type == "cpu":
@@ -130,9 +132,17 @@ def in_precision(model: Transformer, precision: InferencePrecisionName, device: 
         UsageError: The device has no such precision.
     """
     chosen, reason = choose_precision(precision, device, width=model.config.d_model)
-    if chosen == "int8":
-        return quantize_linear_layers(model), f"{chosen}{reason}"
+    if (narrow := _narrow(chosen, device)) is not None:
+        return quantize_linear_layers(model, narrow), f"{chosen}{reason}"
+    assert chosen != "int8"
     return model.to(device, resolve_inference_precision(chosen, device).dtype), f"{chosen}{reason}"
+
+
+def _narrow(chosen: InferencePrecisionName, device: torch.device) -> NarrowPrecision | None:
+    """The precision if it is one of linear layers only; None if it is one of the whole model."""
+    if chosen == "int8":
+        return "int8"
+    return "bf16" if chosen == "bf16" and device.type == "cpu" and can_quantize("bf16") else None
 
 
 def load_models(paths: Sequence[Path | str], *, build: BuildFn = build_model) -> tuple[list[Transformer], Tokenizer]:

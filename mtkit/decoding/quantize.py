@@ -1,4 +1,4 @@
-"""Linear layers in 8-bit integers, for decoding on a CPU.
+"""Linear layers in 8-bit integers, or in bf16, for decoding on a CPU.
 
 Weights have one scale per row of the matrix (per output channel), activations one per position, found as they come. Sums are exact integers, so a
 row of a product depends on that row alone.
@@ -8,11 +8,12 @@ Shapes: M positions, K inputs, N outputs.
 
 import warnings
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mtkit.checkpoint.format import ModelDescription, model_without_weights
+from mtkit.checkpoint.format import BuildFn, ModelDescription, model_without_weights
 from mtkit.checkpoint.narrow import SMALLEST_MAGNITUDE, row_scales
 from mtkit.model.transformer import Transformer
 from mtkit.native import kernels
@@ -23,6 +24,8 @@ SMALLEST_ONEDNN_BATCH = 8
 LEVELS_OF_SAFE_SUMS = 63
 """Largest magnitude of a weight as an integer without VNNI: AVX2 adds pairs of products in 16 bits, which 8 bits of activation and 7 of weight cannot
 overflow. (7 of activation and 8 of weight cost more BLEU.)"""
+
+NarrowPrecision = Literal["int8", "bf16"]
 
 _LEVELS = 127
 
@@ -70,17 +73,18 @@ class Int8Linear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
-class NativeInt8Linear(nn.Module):
-    """The same with the kernels of `mtkit.native`.
+class NativeLinear(nn.Module):
+    """y = x Wᵀ + b with the kernels of `mtkit.native`, with W in fewer bits; x and y are fp32.
 
     Args:
         weight_NK: W, fp32.
         bias_N: b, fp32, or None.
+        precision: See `kernels.Linear`.
     """
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, precision: kernels.LinearPrecision) -> None:
         super().__init__()
-        self.linear = kernels.Linear(weight_NK, bias_N, precision="int8")
+        self.linear = kernels.Linear(weight_NK, bias_N, precision=precision)
 
     def forward(self, x: Tensor) -> Tensor:
         """The product, [..., N], of x, [..., K]."""
@@ -92,31 +96,47 @@ def cpu_has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
-def build_quantized(description: ModelDescription, weights: Mapping[str, Tensor]) -> Transformer:
-    """A model with 8-bit linear layers, as `mtkit.checkpoint.format.load_model` builds it: weight by weight, never all of them in fp32 at once."""
-    model = quantize_linear_layers(model_without_weights(description), weights)
-    model.load_state_dict({name: weights[name] for name, _ in model.named_parameters()}, assign=True)
-    return model
+def build_quantized(precision: NarrowPrecision) -> BuildFn:
+    """What makes a model with linear layers in fewer bits, see `quantize_linear_layers`, for `mtkit.checkpoint.format.load_model`. It takes weight by
+    weight, so that never all of them are in memory in fp32."""
+
+    def build(description: ModelDescription, weights: Mapping[str, Tensor]) -> Transformer:
+        model = quantize_linear_layers(model_without_weights(description), precision, weights)
+        model.load_state_dict({name: weights[name] for name, _ in model.named_parameters()}, assign=True)
+        return model
+
+    return build
 
 
-def quantize_linear_layers(model: Transformer, weights: Mapping[str, Tensor] | None = None) -> Transformer:
+def can_quantize(precision: NarrowPrecision) -> bool:
+    """Whether linear layers can be in a precision here: int8 everywhere, bf16 where there are kernels for it."""
+    return precision == "int8" or kernels.has_bf16()
+
+
+def quantize_linear_layers(model: Transformer, precision: NarrowPrecision = "int8", weights: Mapping[str, Tensor] | None = None) -> Transformer:
     """Replace all matrices of a model but its embeddings, in place. It can translate and score on a CPU, and no more be trained or stored.
 
     Args:
         model: On the CPU, in fp32.
+        precision: Of the products. All else stays fp32.
         weights: Its weights by name; None = those that it has.
 
     Returns:
         The model.
     """
     given = {name: parameter.detach() for name, parameter in model.named_parameters()} if weights is None else weights
-    int8_linear = NativeInt8Linear if kernels.int8_level() > 0 else Int8Linear
-    output = int8_linear(given[next(name for name, parameter in model.named_parameters() if parameter is model.output_weight)], None)
+
+    def linear(weight_NK: Tensor, bias_N: Tensor | None) -> nn.Module:
+        if precision == "int8" and kernels.int8_level() == 0:
+            return Int8Linear(weight_NK, bias_N)
+        return NativeLinear(weight_NK, bias_N, precision=precision)
+
+    output = linear(given[next(name for name, parameter in model.named_parameters() if parameter is model.output_weight)], None)
     for prefix, module in list(model.named_modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and child is not model.output_projection:
                 path = f"{prefix}.{name}"
                 bias: Tensor | None = child.bias
-                setattr(module, name, int8_linear(given[f"{path}.weight"], None if bias is None else given[f"{path}.bias"]))
+                setattr(module, name, linear(given[f"{path}.weight"], None if bias is None else given[f"{path}.bias"]))
     model.output_projection = output
     return model

@@ -23,6 +23,9 @@
 #endif
 #if defined(HAS_VNNI) && defined(__AMX_INT8__) && defined(__linux__)
 #define HAS_AMX 1
+#if defined(__AMX_BF16__)
+#define HAS_AMX_BF16 1
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -141,15 +144,17 @@ INLINE vec exp_of_negative(vec x)
 
 /* ---- matrix products ---- */
 
-/* y = x W^T + b, with weights arranged by `pack_fp32` or `pack_int8`. Of 8-bit weights every output has a scale. Without matrix units the processor multiplies bytes without sign
+/* y = x W^T + b, with weights arranged by `pack_fp32`, `pack_int8` or `pack_bf16`. Of 8-bit weights every output has a scale. Without matrix units the processor multiplies bytes without sign
  * by bytes with one, so 128 is added to the former, and `excess` is what that adds to a sum, 128 times the sum of the weights of the output. */
 struct linear {
     const void *weight;
     const float *scale, *bias, *excess; /* [N]; bias may be NULL */
-    long inputs, outputs, is_int8;
+    long inputs, outputs, kind;
 };
 
-/* Room for rows rounded to 8 bits: R rounded up to 32 rows of K rounded up to 64, and one scale of each. */
+enum { FP32 = 0, INT8 = 1, BF16 = 2 };
+
+/* Room for rows that are rounded: R rounded up to 48 rows of as many bytes as `bytes_of_row` says, and one scale of each. */
 struct rounded {
     int8_t *rows;
     float *scale;
@@ -173,7 +178,7 @@ long int8_level(void)
 }
 
 #define TILE 16           /* rows of a tile */
-#define TILE_K 64         /* inputs that one product of tiles sums over */
+#define TILE_BYTES 64     /* of a row of a tile: the inputs that one product of tiles sums over */
 #define PANEL (2 * LANES) /* outputs that are computed together, two registers of them */
 #ifdef HAS_AMX
 #define GROUP TILE
@@ -186,12 +191,24 @@ long int8_level(void)
 #define ROWS_OF_PANEL 6
 #endif
 
+INLINE long bytes_of_row(const struct linear *w) { return round_up(w->inputs * (w->kind == BF16 ? 2 : 1), TILE_BYTES); }
+
+/* Whether there are products of bf16 by matrix units. */
+long has_bf16(void)
+{
+#if defined(HAS_AMX_BF16)
+    return int8_level() == AMX;
+#else
+    return 0;
+#endif
+}
+
 /* Round weights [N, K] to integers up to `levels`, with a scale for each output, and arrange them by groups of outputs: of each four inputs in turn, the
  * weights of all outputs of the group, four bytes for each. With matrix units a group is 16 outputs, and 16 times four inputs are a tile.
  * packed has room for N and K rounded up to multiples of 32 and 64, and is zero at first. */
 void pack_int8(const float *weight, long outputs, long inputs, long levels, int8_t *packed, float *scale, float *excess)
 {
-    const long padded_k = round_up(inputs, TILE_K);
+    const long padded_k = round_up(inputs, TILE_BYTES);
     for (long n = 0; n < outputs; n++, weight += inputs) {
         float most = 1e-12f, nan = 0.0f, sum = 0.0f;
         for (long k = 0; k < inputs; k++) {
@@ -208,6 +225,17 @@ void pack_int8(const float *weight, long outputs, long inputs, long levels, int8
         excess[n] = 128.0f * sum;
     }
 }
+
+#ifdef HAS_AMX_BF16
+/* Round weights [N, K] to bf16, and arrange them in the same way by pairs of inputs. packed has room for N rounded up to 32, and K to 32. */
+void pack_bf16(const float *weight, long outputs, long inputs, uint16_t *packed)
+{
+    const long padded_k = round_up(inputs, TILE_BYTES / 2);
+    for (long n = 0; n < outputs; n++)
+        for (long k = 0; k < inputs; k++)
+            packed[n / GROUP * GROUP * padded_k + k / 2 * GROUP * 2 + n % GROUP * 2 + k % 2] = to_half(broadcast(weight[n * inputs + k]))[0];
+}
+#endif
 
 INLINE vec finish(vec sums, vec factor, vec bias, long relu)
 {
@@ -269,13 +297,13 @@ static void multiply_fp32(const struct linear *w, const float *x, long ldx, long
     }
 }
 
-/* ---- in 8 bits ---- */
+/* ---- in fewer bits ---- */
 
 #ifdef HAS_AVX2
 /* Round rows to integers of magnitude up to 127, with one scale each; without matrix units 128 is added. What lies behind a row counts as 0. */
-static void round_rows(const float *x, long ldx, long rows, long k, struct rounded out)
+static void round_to_int8(const float *x, long ldx, long rows, long k, struct rounded out)
 {
-    const long padded_k = round_up(k, TILE_K), whole = k / LANES * LANES;
+    const long padded_k = round_up(k, TILE_BYTES), whole = k / LANES * LANES;
     for (long r = 0; r < rows; r++) {
         const float *row = x + r * ldx;
         int8_t *q = out.rows + r * padded_k;
@@ -303,6 +331,24 @@ static void round_rows(const float *x, long ldx, long rows, long k, struct round
         out.scale[r] = most / 127.0f;
     }
 }
+
+static void round_to_bf16(const float *x, long ldx, long rows, long k, struct rounded out)
+{
+    const long padded_k = round_up(k, TILE_BYTES / 2);
+    for (long r = 0; r < rows; r++) {
+        for (long i = 0; i < padded_k; i += LANES)
+            store_to(out.rows, r * padded_k + i, i < k ? load_some(x + r * ldx + i, k - i) : broadcast(0.0f), 1);
+        out.scale[r] = 1.0f;
+    }
+}
+
+static void round_rows(const struct linear *w, const float *x, long ldx, long rows, struct rounded out)
+{
+    if (w->kind == BF16)
+        round_to_bf16(x, ldx, rows, w->inputs, out);
+    else
+        round_to_int8(x, ldx, rows, w->inputs, out);
+}
 #endif
 
 #ifdef HAS_AMX
@@ -316,7 +362,7 @@ static void configure_tiles(void)
 {
     struct tile_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        config.bytes_of_row[i] = TILE_K;
+        config.bytes_of_row[i] = TILE_BYTES;
         config.rows[i] = TILE;
     }
     _tile_loadconfig(&config);
@@ -324,20 +370,21 @@ static void configure_tiles(void)
 
 /* A block of 32 rows and 32 outputs whose sums are there. */
 struct block {
-    const int32_t *sums; /* [32, 32] */
+    const int32_t *sums; /* [32, 32], integers or, of bf16, fp32 */
     const float *row_scale;
     vec scale[2], bias[2];
     float *y;
     long ldy, rows, outputs; /* not more than 32 */
 };
 
-INLINE void finish_block(const struct block *block, long first, long end, long relu)
+INLINE void finish_block(const struct block *block, long first, long end, long relu, const int is_half)
 {
     if (end > block->rows)
         end = block->rows;
     for (long i = first; i < end; i++)
         for (long j = 0; j < 2; j++) {
-            const vec sums = (vec)_mm512_cvtepi32_ps(_mm512_load_si512(block->sums + i * 32 + j * LANES));
+            const __m512i bits = _mm512_load_si512(block->sums + i * 32 + j * LANES);
+            const vec sums = is_half ? (vec)_mm512_castsi512_ps(bits) : (vec)_mm512_cvtepi32_ps(bits);
             const vec y = finish(sums, block->scale[j] * block->row_scale[i], block->bias[j], relu);
             if (block->outputs == 32)
                 store(block->y + i * block->ldy + j * LANES, y);
@@ -346,11 +393,24 @@ INLINE void finish_block(const struct block *block, long first, long end, long r
         }
 }
 
+#ifdef HAS_AMX_BF16
+#define MULTIPLY_TILES(sums, left, right)      \
+    do {                                       \
+        if (is_half)                           \
+            _tile_dpbf16ps(sums, left, right); \
+        else                                   \
+            _tile_dpbssd(sums, left, right);   \
+    } while (0)
+#else
+#define MULTIPLY_TILES(sums, left, right) _tile_dpbssd(sums, left, right)
+#endif
+
 /* Sums of 16 rows, or 32 if there are two tiles of them, for 32 outputs. Meanwhile the block before is finished: matrix units work beside the others. */
-INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, const int two, int32_t *sums, const struct block *before, long relu)
+INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long bytes, const int two, int32_t *sums, const struct block *before, long relu,
+                      const int is_half)
 {
-    const int8_t *rows2 = rows + TILE * padded_k, *packed2 = packed + TILE * padded_k;
-    const long share = (32 * TILE_K + padded_k - 1) / padded_k;
+    const int8_t *rows2 = rows + TILE * bytes, *packed2 = packed + TILE * bytes;
+    const long share = (32 * TILE_BYTES + bytes - 1) / bytes;
     long done = 0;
     _tile_zero(0);
     _tile_zero(1);
@@ -358,18 +418,18 @@ INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, c
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (long k = 0; k < padded_k; k += TILE_K, done += share) {
-        _tile_loadd(6, packed + k * TILE, TILE_K);
-        _tile_loadd(7, packed2 + k * TILE, TILE_K);
-        _tile_loadd(4, rows + k, padded_k);
-        _tile_dpbssd(0, 4, 6);
-        _tile_dpbssd(1, 4, 7);
+    for (long k = 0; k < bytes; k += TILE_BYTES, done += share) {
+        _tile_loadd(6, packed + k * TILE, TILE_BYTES);
+        _tile_loadd(7, packed2 + k * TILE, TILE_BYTES);
+        _tile_loadd(4, rows + k, bytes);
+        MULTIPLY_TILES(0, 4, 6);
+        MULTIPLY_TILES(1, 4, 7);
         if (two) {
-            _tile_loadd(5, rows2 + k, padded_k);
-            _tile_dpbssd(2, 5, 6);
-            _tile_dpbssd(3, 5, 7);
+            _tile_loadd(5, rows2 + k, bytes);
+            MULTIPLY_TILES(2, 5, 6);
+            MULTIPLY_TILES(3, 5, 7);
         }
-        finish_block(before, done, done + share, relu);
+        finish_block(before, done, done + share, relu, is_half);
     }
     _tile_stored(0, sums, 128);
     _tile_stored(1, sums + TILE, 128);
@@ -379,31 +439,42 @@ INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long padded_k, c
     }
 }
 
-static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
+INLINE void multiply_tiles(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy, const int is_half)
 {
-    const long padded_k = round_up(w->inputs, TILE_K);
+    const long bytes = bytes_of_row(w);
     int32_t sums[2][32 * 32] __attribute__((aligned(64)));
     struct block block = {.rows = 0};
     int turn = 0;
     configure_tiles();
     for (long n = 0; n < w->outputs; n += 32) {
-        const int8_t *columns = (const int8_t *)w->weight + n * padded_k;
+        const int8_t *columns = (const int8_t *)w->weight + n * bytes;
         const long outputs = w->outputs - n < 32 ? w->outputs - n : 32;
         for (long r = 0; r < rows; r += 32, turn = 1 - turn) {
             if (rows - r > TILE)
-                tile_sums(x.rows + r * padded_k, columns, padded_k, 1, sums[turn], &block, relu);
+                tile_sums(x.rows + r * bytes, columns, bytes, 1, sums[turn], &block, relu, is_half);
             else
-                tile_sums(x.rows + r * padded_k, columns, padded_k, 0, sums[turn], &block, relu);
+                tile_sums(x.rows + r * bytes, columns, bytes, 0, sums[turn], &block, relu, is_half);
             block = (struct block){sums[turn], x.scale + r, {{0}}, {{0}}, y + r * ldy + n, ldy, rows - r < 32 ? rows - r : 32, outputs};
             for (long j = 0; j < 2; j++) {
-                block.scale[j] = load_some(w->scale + n + j * LANES, outputs - j * LANES);
+                block.scale[j] = is_half ? broadcast(1.0f) : load_some(w->scale + n + j * LANES, outputs - j * LANES);
                 if (w->bias != NULL)
                     block.bias[j] = load_some(w->bias + n + j * LANES, outputs - j * LANES);
             }
         }
     }
-    finish_block(&block, 0, 32, relu);
+    finish_block(&block, 0, 32, relu, is_half);
     _tile_release();
+}
+
+static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
+{
+#ifdef HAS_AMX_BF16
+    if (w->kind == BF16) {
+        multiply_tiles(w, x, rows, relu, y, ldy, 1);
+        return;
+    }
+#endif
+    multiply_tiles(w, x, rows, relu, y, ldy, 0);
 }
 #elif defined(HAS_AVX2)
 /* sums += products of four bytes, of each of LANES outputs: of a row, without sign, and weights; without VNNI of weights up to 63, so that 16 bits hold
@@ -432,7 +503,7 @@ INLINE vec to_floats(ints x)
 
 static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
 {
-    const long padded_k = round_up(w->inputs, TILE_K);
+    const long padded_k = round_up(w->inputs, TILE_BYTES);
     for (long n = 0; n < w->outputs; n += PANEL) {
         const int8_t *panel = (const int8_t *)w->weight + n * padded_k;
         const long count = w->outputs - n;
@@ -466,8 +537,8 @@ static void multiply_rounded(const struct linear *w, struct rounded x, long rows
 void multiply(const struct linear *w, const float *x, long ldx, long rows, long relu, struct rounded room, float *y, long ldy)
 {
 #ifdef HAS_AVX2
-    if (w->is_int8) {
-        round_rows(x, ldx, rows, w->inputs, room);
+    if (w->kind != FP32) {
+        round_rows(w, x, ldx, rows, room);
         multiply_rounded(w, room, rows, relu, y, ldy);
         return;
     }
@@ -968,15 +1039,15 @@ void decode_step(const struct decoder *decoder, const struct step *step)
     }
     struct linear part = decoder->output;
 #ifdef HAS_AVX2
-    if (part.is_int8)
-        round_rows(room.y, d, rows, d, room.rounded);
+    if (part.kind != FP32)
+        round_rows(&part, room.y, d, rows, room.rounded);
 #endif
     for (long first = 0; first < decoder->vocab_size; first += PIECES_TOGETHER) {
         const long ld = PIECES_TOGETHER + BLOCK;
         part.outputs = decoder->vocab_size - first < PIECES_TOGETHER ? decoder->vocab_size - first : PIECES_TOGETHER;
 #ifdef HAS_AVX2
-        if (part.is_int8) {
-            part.weight = (const int8_t *)decoder->output.weight + first * round_up(d, TILE_K);
+        if (part.kind != FP32) {
+            part.weight = (const int8_t *)decoder->output.weight + first * bytes_of_row(&part);
             part.scale = decoder->output.scale + first;
             part.excess = decoder->output.excess + first;
             multiply_rounded(&part, room.rounded, rows, 0, room.wide, ld);

@@ -33,11 +33,15 @@ _ROWS_OF_GROUP, _PLACES_OF_GROUP = 128, 512
 
 _ACTIVATIONS = {"relu": 0, "gelu": 1, "swiglu": 2}
 
+_KINDS = {"fp32": 0, "int8": 1, "bf16": 2}
+
 _AVX2 = 1
+
+LinearPrecision = Literal["fp32", "int8", "bf16"]
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = (*[(name, _POINTER) for name in ("weight", "scale", "bias", "excess")], *[(name, _LONG) for name in ("inputs", "outputs", "is_int8")])
+    _fields_ = (*[(name, _POINTER) for name in ("weight", "scale", "bias", "excess")], *[(name, _LONG) for name in ("inputs", "outputs", "kind")])
 
 
 class _Rounded(ctypes.Structure):
@@ -104,6 +108,7 @@ class _Step(ctypes.Structure):
 
 _ARGUMENTS = {
     "pack_fp32": (_POINTER, _LONG, _LONG, _POINTER),
+    "pack_bf16": (_POINTER, _LONG, _LONG, _POINTER),
     "pack_int8": (_POINTER, *[_LONG] * 3, *[_POINTER] * 3),
     "multiply": (_POINTER, _POINTER, *[_LONG] * 3, _Rounded, _POINTER, _LONG),
     "encode": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _Room, *[_POINTER] * 4),
@@ -115,8 +120,10 @@ _ARGUMENTS = {
 def _library() -> ctypes.CDLL:
     loaded = library.load()
     assert loaded is not None, library.reason()
-    loaded.int8_level.restype = _LONG
+    loaded.int8_level.restype = loaded.has_bf16.restype = _LONG
     for name, types in _ARGUMENTS.items():
+        if name == "pack_bf16" and not loaded.has_bf16():
+            continue
         function = getattr(loaded, name)
         function.argtypes, function.restype = types, None
     return loaded
@@ -138,16 +145,23 @@ def int8_level() -> int:
     return int(_library().int8_level()) if available() else 0
 
 
+@functools.cache
+def has_bf16() -> bool:
+    """Whether there are products of bf16, by matrix units."""
+    return available() and bool(_library().has_bf16())
+
+
 class Linear:
     """y = x Wᵀ + b, for one thread.
 
     Args:
         weight_NK: W; it is copied.
         bias_N: b, or None.
-        precision: int8 rounds W, a scale for each output, and the rows of x, a scale for each; it needs an `int8_level` above 0.
+        precision: int8 rounds W, a scale for each output, and the rows of x, a scale for each; it needs an `int8_level` above 0. bf16 rounds both
+            and needs `has_bf16`; the sums are fp32.
     """
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, precision: Literal["fp32", "int8"]) -> None:
+    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, precision: LinearPrecision) -> None:
         self.num_outputs, self.num_inputs = weight_NK.shape
         self._bias_N = bias_N
         scale_N = excess_N = None
@@ -155,6 +169,9 @@ class Linear:
         if precision == "fp32":
             self._weight = torch.zeros(num_columns * self.num_inputs)
             _library().pack_fp32(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
+        elif precision == "bf16":
+            self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS // 2), dtype=torch.bfloat16)
+            _library().pack_bf16(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
         else:
             scale_N, excess_N = torch.empty(self.num_outputs), torch.empty(self.num_outputs)
             self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
@@ -168,7 +185,7 @@ class Linear:
             excess=_address(excess_N),
             inputs=self.num_inputs,
             outputs=self.num_outputs,
-            is_int8=precision == "int8",
+            kind=_KINDS[precision],
         )
 
     def __call__(self, x_RK: Tensor) -> Tensor:
@@ -190,10 +207,10 @@ class Linear:
 
 
 class _RoundedRows:
-    """Room for rows that are rounded to 8 bits."""
+    """Room for rows that are rounded to 8 bits, or 16."""
 
     def __init__(self, num_rows: int, num_inputs: int) -> None:
-        self._rows = torch.empty(_round_up(num_rows, _ROUNDED_ROWS) * _round_up(num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
+        self._rows = torch.empty(_round_up(num_rows, _ROUNDED_ROWS) * _round_up(2 * num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
         self._scales = torch.empty(num_rows)
         self.struct = _Rounded(self._rows.data_ptr(), self._scales.data_ptr())
 

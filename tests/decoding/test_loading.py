@@ -10,7 +10,7 @@ from mtkit.checkpoint.format import load_model, save_narrow_model
 from mtkit.checkpoint.narrow import StoredPrecision
 from mtkit.decoding import loading
 from mtkit.decoding.loading import load_models, load_translator
-from mtkit.decoding.quantize import Int8Linear, NativeInt8Linear, quantize_linear_layers
+from mtkit.decoding.quantize import Int8Linear, NativeLinear, quantize_linear_layers
 from mtkit.decoding.steps import inference
 from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.errors import ArtefactError, UsageError
@@ -37,7 +37,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kinds(model: Transformer) -> set[type]:
-    return {type(module) for module in model.modules()} & {torch.nn.Linear, Int8Linear, NativeInt8Linear}
+    return {type(module) for module in model.modules()} & {torch.nn.Linear, Int8Linear, NativeLinear}
 
 
 def test_a_model_is_quantized_where_there_are_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_a_model_is_quantized_where_there_are_kernels(directory: Path, monkeypat
         pytest.skip("no products of 8-bit integers here")
     translator, tokenizer = load_translator([directory], device="cpu", threads=1)
     assert translator.description == "int8 (the fastest here; --precision fp32 is exact) on 1 thread of the CPU"
-    assert kinds(model_of(translator)) == {NativeInt8Linear}
+    assert kinds(model_of(translator)) == {NativeLinear}
     assert tokenizer.fingerprint == tiny_tokenizer().fingerprint
     assert all(translation.text for translation in translator.translate(sentences(5, seed=1)))
 
@@ -97,7 +97,10 @@ def test_batches_of_wide_models_are_smaller(directory: Path, monkeypatch: pytest
 def test_a_precision_that_is_asked_for_is_used(directory: Path, name: str, dtype: torch.dtype) -> None:
     translator, _ = load_translator([directory, directory], device="cpu", precision=name, threads=1)  # type: ignore[arg-type]
     assert translator.description == f"{name} on 1 thread of the CPU"
-    assert {parameter.dtype for model in translator._models for parameter in model.parameters()} == {dtype}
+    if name == "bf16" and kernels.has_bf16():
+        assert kinds(model_of(translator)) == {NativeLinear}
+    else:
+        assert {parameter.dtype for model in translator._models for parameter in model.parameters()} == {dtype}
 
 
 def test_int8_is_not_for_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

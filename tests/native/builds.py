@@ -38,5 +38,5 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels be those of a build, as long as the test lasts."""
     build = _build(name)
     monkeypatch.setattr(library, "load", lambda: build)
-    for function in (kernels._library, kernels.int8_level):
+    for function in (kernels._library, kernels.int8_level, kernels.has_bf16):
         monkeypatch.setattr(kernels, function.__name__, cache(function.__wrapped__))

@@ -28,6 +28,11 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+def test_bf16_needs_matrix_units(build: str) -> None:
+    assert not kernels.has_bf16() or build == "this processor"
+    assert not kernels.has_bf16() or kernels.int8_level() == 3
+
+
 def test_the_builds_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = []
     for name in ("AVX2", "SSE"):
@@ -62,6 +67,19 @@ def test_products_in_int8(rows: int, inputs: int, outputs: int, with_int8: int) 
     scale_N, scale_R = weight.abs().amax(1) / levels, x.abs().amax(1) / 127
     exact = (x / scale_R[:, None]).round() @ (weight / scale_N[:, None]).round().T * scale_R[:, None] * scale_N
     assert relative_error(found, exact) < 1e-3  # a number half way between two integers may fall on either
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_products_in_bf16(rows: int, inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("this processor", monkeypatch)
+    if not kernels.has_bf16():
+        pytest.skip("no products of bf16 here")
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    exact = torch.nn.functional.linear(x.bfloat16().float(), weight.bfloat16().float(), bias)
+    torch.testing.assert_close(kernels.Linear(weight, bias, precision="bf16")(x), exact, rtol=1e-4, atol=1e-4)
+    x[0, 3] = float("nan")
+    assert kernels.Linear(weight, bias, precision="bf16")(x).isnan().any(dim=1).tolist() == [True] + [False] * (rows - 1)
 
 
 @pytest.mark.usefixtures("with_int8")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtkit.data.tokenizer import EOS_ID
-from mtkit.decoding.quantize import Int8Linear, NativeInt8Linear
+from mtkit.decoding.quantize import Int8Linear, NativeLinear
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Extensions, Hypothesis, search_extensions
 from mtkit.model.layers import DecoderLayer, EncoderLayer
@@ -27,7 +27,7 @@ FIRST_CAPACITY = 64
 
 
 def fits(model: Transformer) -> bool:
-    """Whether the kernels can stand for the layers of a model: in fp32 or their int8, on a CPU, with heads of a multiple of 16 channels."""
+    """Whether the kernels can stand for the layers of a model: in fp32, int8 or bf16, on a CPU, with heads of a multiple of 16 channels."""
     weight = model.src_weight
     if not kernels.available() or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
@@ -45,7 +45,7 @@ class RowModel:
         config = model.config
         encoder_layers = [cast(EncoderLayer, layer) for layer in model.encoder.layers]
         decoder_layers = [cast(DecoderLayer, layer) for layer in model.decoder.layers]
-        in_half = isinstance(model.output_projection, NativeInt8Linear)
+        in_half = isinstance(model.output_projection, NativeLinear)
 
         def stack(parts: Encoder | Decoder, embedding_VD: Tensor, linears: list[list[nn.Module]], norms: list[list[nn.LayerNorm]]) -> kernels.Stack:
             return kernels.Stack(
@@ -115,7 +115,7 @@ class RowModel:
 
 
 def _native(module: nn.Module) -> kernels.Linear:
-    if isinstance(module, NativeInt8Linear):
+    if isinstance(module, NativeLinear):
         return module.linear
     linear = cast(nn.Linear, module)
     bias: Tensor | None = linear.bias

@@ -93,6 +93,20 @@ def test_every_step_is_that_of_the_model(architecture: dict[str, Any], build: st
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text: f"{build}: {text}")
 
 
+@pytest.mark.usefixtures("this_build")
+def test_in_bf16_every_step_is_near_that_of_the_model() -> None:
+    if not kernels.has_bf16():
+        pytest.skip("no products of bf16 here")
+    one = model(d_model=64, ffn_dim=128)
+    torch.manual_seed(1)
+    tokens = torch.randint(4, 300, (20, 12))
+    exact, _ = log_probs(one, sources(12), tokens)
+    _, found = log_probs(quantize_linear_layers(copy.deepcopy(one), "bf16"), sources(12), tokens)
+    _, coarse = log_probs(quantize_linear_layers(copy.deepcopy(one), "int8"), sources(12), tokens)
+    errors = [(exact - other)[exact > -6.0].abs().mean().item() for other in (found, coarse)]
+    assert 0.0 < errors[0] < 0.7 * errors[1]
+
+
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_in_int8_every_step_is_near_that_of_the_model(norm: str, build: str) -> None:
     if kernels.int8_level() == 0:
