@@ -13,13 +13,17 @@ A checkpoint directory (kind `checkpoint`) holds the same and what a training ru
 
 import contextlib
 import dataclasses
+import mmap
+import os
+import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -38,6 +42,9 @@ FORMAT = 1
 _MAX_LAYERS = 512
 _MAX_SIZE = 1 << 24
 """Of any dimension: what is far above all uses, and far below what overflows."""
+
+
+_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,19 +304,35 @@ class StoredWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, path: Path, description: ModelDescription) -> None:
-        self._path = path
         shapes = {name: parameter.shape for name, parameter in model_without_weights(description).named_parameters()}
         self._names = list(shapes)
-        stored = stored_shapes(shapes, description.precision)
-        self._stored_names = stored.keys()
+        self._stored = stored_shapes(shapes, description.precision)
+        self._path = path
         with _explained(path):
-            check_shapes(path, stored, precision=description.precision)
+            # One open file from here on: whatever happens to its name, all weights are of one model.
+            self._descriptor = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._descriptor)
+            check_shapes(path, self._stored, precision=description.precision)
+            self._header = read_tensor_header(path)
+            (header_size,) = struct.unpack("<Q", os.pread(self._descriptor, 8, 0))
+            self._start, self._size = 8 + header_size, os.fstat(self._descriptor).st_size
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        with _explained(self._path), safe_open(self._path, "pt") as file:
-            return widen({key: file.get_tensor(key) for key in (name, name + SCALE_SUFFIX) if key in self._stored_names})[name]
+        with _explained(self._path):
+            return widen({key: self._map(key) for key in (name, name + SCALE_SUFFIX) if key in self._stored})[name]
+
+    def _map(self, key: str) -> Tensor:
+        """A tensor whose pages are read when touched."""
+        dtype, shape = _STORED_DTYPES[self._header[key]["dtype"]], self._stored[key]
+        first, end = self._header[key]["data_offsets"]
+        if end - first != shape.numel() * dtype.itemsize or self._start + end > self._size or first < 0:
+            raise ValueError(f"{key} is not where the header says")
+        first += self._start
+        skipped = first % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(self._descriptor, skipped + shape.numel() * dtype.itemsize, access=mmap.ACCESS_COPY, offset=first - skipped)
+        return torch.frombuffer(pages, dtype=dtype, count=shape.numel(), offset=skipped).view(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

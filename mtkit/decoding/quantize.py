@@ -88,7 +88,7 @@ class NativeLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The product, [..., N], of x, [..., K]."""
-        return self.linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return self.linear(x.float().reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
 
 
 def cpu_has_vnni() -> bool:

@@ -140,8 +140,8 @@ class Translation:
 class LineTranslator(ABC):
     """Translates lines of text: all but the search itself, which is for the engine that a subclass stands for.
 
-    A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU, in
-    half precision and in int8 rounding differs with the batch, and close calls may fall the other way.)
+    A line's translation depends on nothing but the line, and for sampling its number: not on the other lines, the window or the batch. (On a GPU, and
+    in half precision or int8 without kernels, rounding differs with the batch, and close calls may fall the other way.)
 
     Args:
         tokenizer: Of the model.
@@ -262,6 +262,8 @@ class LineTranslator(ABC):
 class Translator(LineTranslator):
     """Translates lines of text with one model, or with several that share a tokenizer; see `LineTranslator`.
 
+    On a CPU, the search of one model is done by the kernels of `mtkit.native` where there are any and they fit, see `mtkit.decoding.engine.rows`.
+
     Args:
         models: At least one; several are an ensemble that averages probabilities. They are used without dropout, whatever mode they are in.
         tokenizer: Theirs.
@@ -272,7 +274,7 @@ class Translator(LineTranslator):
         in_slots: Search as `mtkit.decoding.engine.slots` does, for one model and method beam.
         workers: Batches that are searched at the same time, on a CPU; None = one, with the threads that torch has. Each has one thread: products of
             this size gain little from more, and threads that wait for each other at every product are many times slower where other programs run
-            too. Few lines are divided among the workers; a single one gets all threads if the model is wide.
+            too. Few lines are divided among the workers; without kernels, a single one gets all threads if the model is wide.
         description: What computes, for a person.
     """
 

@@ -21,6 +21,7 @@ from mtkit.data.loader import Packing
 from mtkit.model.device import GRID
 from mtkit.model.dropout import dropout
 from mtkit.model.softmax import attention_weights
+from mtkit.native import training
 
 MATMUL_MAX_SCORES = 256 * 256
 """Up to this many scores per sentence and head, training on a CPU multiplies matrices instead of calling torch's fused attention."""
@@ -74,6 +75,8 @@ class GridAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
         """See `Attention`."""
+        if q.requires_grad and dropout_rate == 0.0 and training.fits_attention(q, k, v, self.mask, num_heads=num_heads):
+            return training.attend_short(q, k, v, self.mask, sizes=(self.num_sentences, self.num_queries, self.num_keys), num_heads=num_heads)
         lengths = (self.num_queries, self.num_keys, self.num_keys)
         sides = [off_grid(x, self.num_sentences, length) for x, length in zip((q, k, v), lengths, strict=True)]
         return on_grid(attend(*sides, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate))
@@ -183,10 +186,16 @@ def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, 
         num_heads: H.
         dropout_rate: Probability of dropping an attention weight.
     """
+    is_short = q_BTD.shape[1] * k_BSD.shape[1] <= MATMUL_MAX_SCORES
+    trains_on_cpu = q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short
+    if mask is not None and trains_on_cpu and dropout_rate == 0.0:
+        q, k, v = (x.flatten(0, 1) for x in (q_BTD, k_BSD, v_BSD))
+        if training.fits_attention(q, k, v, mask, num_heads=num_heads):
+            sizes = (*q_BTD.shape[:2], k_BSD.shape[1])
+            return training.attend_short(q, k, v, mask, sizes=sizes, num_heads=num_heads).view(q_BTD.shape)
     q_BHTC, k_BHSC, v_BHSC = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q_BTD, k_BSD, v_BSD))
     # On CPUs, backward through torch's fused attention is slow for sentences: in bf16, at 128 x 18 tokens, five to nine times as slow as this.
-    is_short = q_BHTC.shape[2] * k_BHSC.shape[2] <= MATMUL_MAX_SCORES
-    if mask is not None and q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short:
+    if mask is not None and trains_on_cpu:
         out_BHTC = _attend_by_matmul(q_BHTC, k_BHSC, v_BHSC, mask=mask, dropout_rate=dropout_rate)
     else:
         out_BHTC = functional.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, attn_mask=mask, dropout_p=dropout_rate)

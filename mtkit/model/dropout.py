@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mtkit.native import training as native
+
 
 class _ByteDropout(torch.autograd.Function):
     """One random byte decides on an element; eight of them come from one draw of the default generator."""
@@ -21,13 +23,23 @@ class _ByteDropout(torch.autograd.Function):
         return gradients[0] * ctx.mask, None
 
 
+def _draw(count: int) -> Tensor:
+    """Random bytes from the default generator, uint8 [count]."""
+    words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None)
+    return words.view(torch.uint8)[:count]
+
+
+def _threshold(rate: float) -> int:
+    """Of how many values of 256 a byte takes its element out."""
+    return min(255, max(1, round(rate * 256.0)))
+
+
 def _mask(x: Tensor, threshold: int) -> Tensor:
     """0 where a random byte is below the threshold, and elsewhere what keeps the mean, in the shape and dtype of x.
 
     Bytes become 0 and 1 as bytes, of which a register holds four times as many as of fp32, and without comparisons, whose booleans are slow.
     """
-    words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
-    kept = words.view(torch.uint8)[: x.numel()].clamp_(threshold - 1, threshold).sub_(threshold - 1)
+    kept = _draw(x.numel()).clamp_(threshold - 1, threshold).sub_(threshold - 1)
     return kept.view(x.shape).to(x.dtype).mul_(256.0 / (256.0 - threshold))
 
 
@@ -46,5 +58,12 @@ def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return functional.dropout(x, rate)
-    dropped: Tensor = _ByteDropout.apply(x, min(255, max(1, round(rate * 256.0))))  # type: ignore[no-untyped-call]
+    dropped: Tensor = _ByteDropout.apply(x, _threshold(rate))  # type: ignore[no-untyped-call]
     return dropped
+
+
+def add_dropped(x: Tensor, change: Tensor, rate: float, *, training: bool) -> Tensor:
+    """x + dropout(change), with the same random numbers; in one pass over memory on a CPU with kernels."""
+    if x.device.type == "cpu" and training and rate > 0.0 and x.shape == change.shape and change.dtype in native.DTYPES and native.fits_rows(x):
+        return native.add_dropped(x, change, _draw(change.numel()), _threshold(rate))
+    return x + dropout(change, rate, training=training)

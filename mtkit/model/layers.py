@@ -5,6 +5,7 @@ C = D / H, E = 2·D (keys beside values), F = ffn_dim. A mask is boolean, True w
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from torch.nn import functional
 from mtkit.model.attention import Attention, attend_in_groups
 from mtkit.model.cache import StepCache
 from mtkit.model.config import Activation, ModelConfig
-from mtkit.model.dropout import dropout
+from mtkit.model.dropout import add_dropped, dropout
+from mtkit.native import training as native
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
@@ -42,10 +44,20 @@ class Positions(nn.Module):
 
     def forward(self, end: int, *, like: Tensor) -> Tensor:
         """Encodings of at least the positions before `end`, one in a row of D, in the dtype and on the device of `like`."""
-        if end > self._table.shape[0] or self._table.dtype != like.dtype or self._table.device != like.device:
+        table = self._table  # which another thread may replace
+        if end > table.shape[0] or table.dtype != like.dtype or table.device != like.device:
             with torch.inference_mode(False):  # a table made while translating must serve training too
-                self._table = sinusoids(max(256, 2 * end), self.d_model).to(like)
-        return self._table
+                table = self._table = sinusoids(max(256, 2 * end), self.d_model).to(like)
+        return table
+
+
+def norm_for_products(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """LayerNorm of what matrix products alone will read: training on a CPU with kernels, in autocast's dtype, which they would take it to."""
+    if x.device.type == "cpu" and torch.is_grad_enabled() and native.fits_rows(x):
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        if dtype in native.DTYPES:
+            return native.layer_norm(x, norm.weight, norm.bias, norm.eps, dtype)
+    return cast(Tensor, norm(x))
 
 
 class SelfAttention(nn.Module):
@@ -142,9 +154,9 @@ class ResidualLayer(nn.Module):
 
     def _residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Post-norm: norm(x + dropout(sublayer(x))). Pre-norm: x + dropout(sublayer(norm(x)))."""
-        change = sublayer(norm(x) if self.pre_norm else x)
-        total: Tensor = x + dropout(change, self.dropout_rate, training=self.training)
-        return total if self.pre_norm else norm(total)
+        change = sublayer(norm_for_products(norm, x) if self.pre_norm else x)
+        total = add_dropped(x, change, self.dropout_rate, training=self.training)
+        return total if self.pre_norm else cast(Tensor, norm(total))
 
 
 class EncoderLayer(ResidualLayer):

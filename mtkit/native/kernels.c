@@ -1,146 +1,18 @@
 /* Decoding on a CPU: one step of the decoder for all hypotheses, from their last tokens to the best pieces that may follow, and the matrix products and
  * the attention that the encoder shares with it. `library.py` compiles this file for the processor it runs on, `kernels.py` calls it.
  *
- * Every function runs in the thread that calls it and allocates nothing. A result for a row depends on that row alone, and NaN in it gives NaN.
+ * Functions allocate nothing. Products are shared by as many threads as the caller's torch has (OpenMP), all else runs in the thread that calls. A result
+ * for a row depends on that row alone, and NaN in it gives NaN.
  *
  * Shapes: R rows (positions or hypotheses), D = d_model, H heads, C = D / H, a multiple of 16, K inputs and N outputs of a product, V pieces, T steps.
  * Matrices are stored by rows; "ld" is the distance of two rows, in numbers, where they are parts of wider ones.
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vector.h"
 
-#if defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#define HAS_AVX2 1
+#ifdef _OPENMP
+#include <omp.h>
 #endif
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define HAS_AVX512 1
-#endif
-#if defined(HAS_AVX512) && defined(__AVX512VNNI__)
-#define HAS_VNNI 1
-#endif
-#if defined(HAS_VNNI) && defined(__AMX_INT8__) && defined(__linux__)
-#define HAS_AMX 1
-#if defined(__AMX_BF16__)
-#define HAS_AMX_BF16 1
-#endif
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
-
-/* ---- numbers by the register ---- */
-
-#ifdef HAS_AVX512
-#define LANES 16
-#else
-#define LANES 8
-#endif
-
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint32_t bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
-INLINE vec load(const float *x) { return *(const vec *)x; }
-INLINE void store(float *x, vec value) { *(vec *)x = value; }
-INLINE vec broadcast(float x) { return x - (vec){0}; }
-INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
-INLINE vec larger(vec a, vec b) { return choose(a < b, b, a); } /* a if that is NaN */
-INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-/* Numbers in memory, as fp32 or as bf16, the upper half of it. */
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
-INLINE long size_of(int is_half) { return is_half ? 2 : 4; }
-
-INLINE vec load_from(const void *x, long i, int is_half)
-{
-    if (!is_half)
-        return load((const float *)x + i);
-    const uint16_t *half = (const uint16_t *)x + i;
-#if defined(HAS_AVX512)
-    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)half)), 16);
-#elif defined(HAS_AVX2)
-    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)half)), 16);
-#else
-    return (vec)(__builtin_convertvector(*(const halves *)half, bits) << 16);
-#endif
-}
-
-/* To the nearest, or to the even one. */
-INLINE halves to_half(vec x)
-{
-    const bits b = (bits)x;
-    return __builtin_convertvector((b + 0x7fff + ((b >> 16) & 1)) >> 16, halves);
-}
-
-INLINE void store_to(void *x, long i, vec value, int is_half)
-{
-    if (!is_half)
-        store((float *)x + i, value);
-    else
-        *(halves *)((uint16_t *)x + i) = to_half(value);
-}
-
-#if defined(HAS_AVX512)
-INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
-INLINE float largest_of(vec x) { return _mm512_reduce_max_ps((__m512)x); }
-#else
-INLINE float sum_of(vec x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }
-INLINE float larger_of(float a, float b) { return a < b ? b : a; }
-INLINE float largest_of(vec x)
-{
-    return larger_of(larger_of(larger_of(x[0], x[4]), larger_of(x[1], x[5])), larger_of(larger_of(x[2], x[6]), larger_of(x[3], x[7])));
-}
-#endif
-
-/* The sums of LANES registers. */
-INLINE vec sums_of(const vec *x)
-{
-#if defined(HAS_AVX512)
-    __m512 a[16], b[16];
-    for (int i = 0; i < 16; i++)
-        a[i] = (__m512)x[i];
-    for (int i = 0; i < 8; i++)
-        b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
-        const __m512d c = _mm512_castps_pd(b[2 * i]), d = _mm512_castps_pd(b[2 * i + 1]);
-        a[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
-    }
-    for (int i = 0; i < 2; i++)
-        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
-    return (vec)_mm512_add_ps(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
-#elif defined(HAS_AVX2)
-    __m256 a[4], b[2];
-    for (int i = 0; i < 4; i++)
-        a[i] = _mm256_hadd_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]);
-    for (int i = 0; i < 2; i++)
-        b[i] = _mm256_hadd_ps(a[2 * i], a[2 * i + 1]);
-    return (vec)_mm256_add_ps(_mm256_permute2f128_ps(b[0], b[1], 0x20), _mm256_permute2f128_ps(b[0], b[1], 0x31));
-#else
-    vec sums;
-    for (int i = 0; i < LANES; i++)
-        sums[i] = sum_of(x[i]);
-    return sums;
-#endif
-}
-
-/* e^x for x <= 0, to 2 units in the last place where it matters: 2^n times 2^f for |f| <= 1/2, by the polynomial of degree 5 with the least error. */
-INLINE vec exp_of_negative(vec x)
-{
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which then stands in the lowest bits */
-    const vec t = larger(x, broadcast(-87.0f)) * 1.44269504f;
-    const vec shifted = t + magic, f = t - (shifted - magic);
-    vec p = f * 0.0013276466f + 0.009675541f;
-    p = p * f + 0.055507135f;
-    p = p * f + 0.2402212f;
-    p = p * f + 0.69314694f;
-    p = p * f + 1.0000001f;
-    return (vec)((ints)p + ((ints)shifted << 23));
-}
 
 /* ---- matrix products ---- */
 
@@ -358,15 +230,11 @@ struct tile_config {
     uint8_t rows[16];
 } __attribute__((packed));
 
-static void configure_tiles(void)
-{
-    struct tile_config config = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        config.bytes_of_row[i] = TILE_BYTES;
-        config.rows[i] = TILE;
-    }
-    _tile_loadconfig(&config);
-}
+static const struct tile_config eight_whole_tiles = {
+    .palette = 1,
+    .bytes_of_row = {TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES},
+    .rows = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE},
+};
 
 /* A block of 32 rows and 32 outputs whose sums are there. */
 struct block {
@@ -445,7 +313,8 @@ INLINE void multiply_tiles(const struct linear *w, struct rounded x, long rows, 
     int32_t sums[2][32 * 32] __attribute__((aligned(64)));
     struct block block = {.rows = 0};
     int turn = 0;
-    configure_tiles();
+    _tile_loadconfig(&eight_whole_tiles);
+    __asm__ volatile("" ::: "memory"); /* what tiles load has to be stored: compilers may not know that they load */
     for (long n = 0; n < w->outputs; n += 32) {
         const int8_t *columns = (const int8_t *)w->weight + n * bytes;
         const long outputs = w->outputs - n < 32 ? w->outputs - n : 32;
@@ -533,27 +402,59 @@ static void multiply_rounded(const struct linear *w, struct rounded x, long rows
 }
 #endif
 
+INLINE long num_threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* The outputs first .. first + count - 1; first is a multiple of 32. */
+static struct linear part_of(const struct linear *w, long first, long count)
+{
+    struct linear part = *w;
+    part.outputs = count;
+    part.weight = (const char *)w->weight + first * (w->kind == FP32 ? (long)sizeof(float) * w->inputs : bytes_of_row(w));
+    part.bias = w->bias == NULL ? NULL : w->bias + first;
+    if (w->kind == INT8) {
+        part.scale = w->scale + first;
+        part.excess = w->excess + first;
+    }
+    return part;
+}
+
+/* The product, of rows that are rounded already where the weights are. */
+static void multiply_part(const struct linear *w, const float *x, long ldx, struct rounded rounded, long rows, long relu, float *y, long ldy)
+{
+#ifdef HAS_AVX2
+    if (w->kind != FP32) {
+        multiply_rounded(w, rounded, rows, relu, y, ldy);
+        return;
+    }
+#endif
+    (void)rounded;
+    multiply_fp32(w, x, ldx, rows, relu, y, ldy);
+}
+
 /* y = x W^T + b, or the larger of that and 0 with relu. */
 void multiply(const struct linear *w, const float *x, long ldx, long rows, long relu, struct rounded room, float *y, long ldy)
 {
 #ifdef HAS_AVX2
-    if (w->kind != FP32) {
+    if (w->kind != FP32)
         round_rows(w, x, ldx, rows, room);
-        multiply_rounded(w, room, rows, relu, y, ldy);
-        return;
-    }
 #endif
-    (void)room;
-    multiply_fp32(w, x, ldx, rows, relu, y, ldy);
+    /* Threads share the outputs, 32 at least; the results are the same for any number of them. */
+    const long share = round_up((w->outputs + num_threads() - 1) / num_threads(), 32);
+#pragma omp parallel for if (share < w->outputs)
+    for (long first = 0; first < w->outputs; first += share) {
+        const struct linear part = part_of(w, first, w->outputs - first < share ? w->outputs - first : share);
+        multiply_part(&part, x, ldx, room, rows, relu, y + first, ldy);
+    }
 }
 
 /* ---- attention ---- */
-
-static const ints lane = {0, 1, 2, 3, 4, 5, 6, 7
-#if LANES == 16
-                          , 8, 9, 10, 11, 12, 13, 14, 15
-#endif
-};
 
 /* Arrange keys and values for `attend_sources`. Of each of B sentences and each head, the keys become columns, [C, P], and the values rows, [P, C], for
  * P, the length rounded up to 16; what is not there is 0. The blocks of a sentence begin at D times the sum of the P before it. */
@@ -852,7 +753,8 @@ static void add_logits(float *logits, long ld, long rows, long first, long n, co
         for (long i = 0; i < padded; i += LANES)
             sum += exp_of_negative(load(x + i) - top); /* what is far below counts for 1e-38 */
         best->highest[r] = top;
-        best->sum[r] = sum_of(sum) + (before > -INFINITY ? best->sum[r] * exp((double)before - top) : 0.0);
+        /* not where there was none yet; NaN among the first logits is kept */
+        best->sum[r] = sum_of(sum) + (best->sum[r] == 0.0 ? 0.0 : best->sum[r] * exp((double)before - top));
         for (long i = 0; i < best->num_forbidden; i++)
             if (best->forbidden[i] >= first && best->forbidden[i] < first + n)
                 x[best->forbidden[i] - first] = -INFINITY;
@@ -1037,26 +939,14 @@ void decode_step(const struct decoder *decoder, const struct step *step)
         add_norm(room.x, room.wide, layer->norms[model->is_pre_norm ? 2 : 1], model->epsilon, rows, d, room.y);
         feed_forward(model, &layer->hidden_in, &layer->hidden_out, model->is_pre_norm ? next : layer->norms[2], rows, room);
     }
-    struct linear part = decoder->output;
 #ifdef HAS_AVX2
-    if (part.kind != FP32)
-        round_rows(&part, room.y, d, rows, room.rounded);
+    if (decoder->output.kind != FP32)
+        round_rows(&decoder->output, room.y, d, rows, room.rounded);
 #endif
     for (long first = 0; first < decoder->vocab_size; first += PIECES_TOGETHER) {
-        const long ld = PIECES_TOGETHER + BLOCK;
-        part.outputs = decoder->vocab_size - first < PIECES_TOGETHER ? decoder->vocab_size - first : PIECES_TOGETHER;
-#ifdef HAS_AVX2
-        if (part.kind != FP32) {
-            part.weight = (const int8_t *)decoder->output.weight + first * bytes_of_row(&part);
-            part.scale = decoder->output.scale + first;
-            part.excess = decoder->output.excess + first;
-            multiply_rounded(&part, room.rounded, rows, 0, room.wide, ld);
-        } else
-#endif
-        {
-            part.weight = (const float *)decoder->output.weight + first * d;
-            multiply_fp32(&part, room.y, d, rows, 0, room.wide, ld);
-        }
+        const long ld = PIECES_TOGETHER + BLOCK, left = decoder->vocab_size - first;
+        const struct linear part = part_of(&decoder->output, first, left < PIECES_TOGETHER ? left : PIECES_TOGETHER);
+        multiply_part(&part, room.y, d, room.rounded, rows, 0, room.wide, ld);
         add_logits(room.wide, ld, rows, first, part.outputs, &step->best);
     }
     for (long r = 0; r < rows; r++) {

@@ -23,6 +23,9 @@ CHANNELS_MULTIPLE = 16
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
+MAX_HEADS = 128
+"""Heads of a model, at most."""
+
 FIRST_STEPS = 64
 """Steps that there is room for at first; it doubles when they are more. A multiple of 16."""
 
@@ -163,20 +166,21 @@ class Linear:
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None, *, precision: LinearPrecision) -> None:
         self.num_outputs, self.num_inputs = weight_NK.shape
-        self._bias_N = bias_N
+        weight_NK = weight_NK.contiguous()
+        bias_N = self._bias_N = None if bias_N is None else bias_N.contiguous()
         scale_N = excess_N = None
         num_columns, shape = _round_up(self.num_outputs, _PADDED_OUTPUTS), (self.num_outputs, self.num_inputs)
         if precision == "fp32":
             self._weight = torch.zeros(num_columns * self.num_inputs)
-            _library().pack_fp32(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
+            _library().pack_fp32(weight_NK.data_ptr(), *shape, self._weight.data_ptr())
         elif precision == "bf16":
             self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS // 2), dtype=torch.bfloat16)
-            _library().pack_bf16(weight_NK.contiguous().data_ptr(), *shape, self._weight.data_ptr())
+            _library().pack_bf16(weight_NK.data_ptr(), *shape, self._weight.data_ptr())
         else:
             scale_N, excess_N = torch.empty(self.num_outputs), torch.empty(self.num_outputs)
             self._weight = torch.zeros(num_columns * _round_up(self.num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
             room = (self._weight.data_ptr(), scale_N.data_ptr(), excess_N.data_ptr())
-            _library().pack_int8(weight_NK.contiguous().data_ptr(), *shape, _levels(), *room)
+            _library().pack_int8(weight_NK.data_ptr(), *shape, _levels(), *room)
         self._kept = (scale_N, excess_N)
         self.struct = _Linear(
             weight=self._weight.data_ptr(),
@@ -220,6 +224,24 @@ def _levels() -> int:
     return 63 if int8_level() == _AVX2 else 127
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm."""
+
+    weight_D: Tensor
+    bias_D: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: nn.LayerNorm) -> "Norm":
+        """The weights that a module has now, kept as long as this is."""
+        return cls(module.weight.detach().clone(), module.bias.detach().clone(), module.eps)
+
+    def struct(self) -> _Norm:
+        """For the kernels."""
+        return _Norm(self.weight_D.data_ptr(), self.bias_D.data_ptr())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
     """Encoder or decoder: its layers and what surrounds them.
@@ -227,7 +249,7 @@ class Stack:
     Attributes:
         linears: Of each layer in_proj and out_proj of self-attention, for a decoder q_proj and out_proj of the attention to the source, and in_proj
             and out_proj of the feed-forward network.
-        norms: Of these, for each layer.
+        norms: Of attention, of the attention to the source, and of the feed-forward network, for each layer.
         last_norm: The norm after the last layer, for pre-norm; None = post-norm.
         embedding_VD: A row for each piece, and perhaps more.
         num_heads: H.
@@ -236,8 +258,8 @@ class Stack:
     """
 
     linears: Sequence[Sequence[Linear]]
-    norms: Sequence[Sequence[nn.LayerNorm]]
-    last_norm: nn.LayerNorm | None
+    norms: Sequence[Sequence["Norm"]]
+    last_norm: "Norm | None"
     embedding_VD: Tensor
     num_heads: int
     activation: str
@@ -263,7 +285,7 @@ class Stack:
             is_pre_norm=self.last_norm is not None,
             is_half=self.in_half,
             epsilon=self.norms[0][0].eps,
-            last_norm=_Norm() if self.last_norm is None else _norm(self.last_norm),
+            last_norm=_Norm() if self.last_norm is None else self.last_norm.struct(),
             embedding=self.embedding_VD.data_ptr(),
         )
 
@@ -271,7 +293,7 @@ class Stack:
         """The same for the layers."""
         layers = zip(self.linears, self.norms, strict=True)
         return (kind * len(self.linears))(
-            *(kind(*(linear.struct for linear in linears), (_Norm * len(norms))(*map(_norm, norms))) for linears, norms in layers)
+            *(kind(*(linear.struct for linear in linears), (_Norm * len(norms))(*(norm.struct() for norm in norms))) for linears, norms in layers)
         )
 
 
@@ -317,7 +339,7 @@ class Encoder:
     def __init__(self, stack: Stack, sources: Sequence[Linear]) -> None:
         self._stack, self._sources = stack, sources
         layers, projections = stack.layer_structs(_EncoderLayer), (_Linear * len(sources))(*(linear.struct for linear in sources))
-        self._kept = (layers, projections)
+        self._kept = (layers, projections)  # the kernels have their addresses
         self._struct = _Encoder(stack.struct(), ctypes.addressof(layers), ctypes.addressof(projections), len(sources))
 
     def encode(self, tokens_M: Tensor, lengths: Sequence[int], positions_TD: Tensor) -> Sources:
@@ -439,10 +461,6 @@ class Search:
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[Any]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-
-
-def _norm(norm: nn.LayerNorm) -> _Norm:
-    return _Norm(norm.weight.data_ptr(), norm.bias.data_ptr())
 
 
 def _address(tensor: Tensor | None) -> int | None:

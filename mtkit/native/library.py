@@ -1,17 +1,20 @@
-"""Compiles `kernels.c` for the processor at hand, once, and loads it. Without a C compiler there are no kernels, and torch does their work."""
+"""Compiles the C files beside it for the processor at hand, once, and loads them. Without a C compiler torch does their work."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = Path(__file__).parent
+"""The directory of the C files and their headers."""
 
 SWITCH = "MTKIT_NATIVE"
 """Environment variable: with 0 the kernels are not used."""
@@ -19,6 +22,9 @@ SWITCH = "MTKIT_NATIVE"
 _COMPILERS = ("cc", "gcc", "clang")
 
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-Wno-psabi")
+
+_THREADS = "-fopenmp"
+"""What lets kernels use several threads: those that torch has, since both use the OpenMP library of the same name. Compilers may lack it."""
 
 _SECONDS_TO_COMPILE = 120.0
 
@@ -42,19 +48,36 @@ def reason() -> str:
 def _load() -> tuple[ctypes.CDLL | None, str]:
     if os.environ.get(SWITCH) == "0":
         return None, f"{SWITCH} is 0"
-    compiler = next((path for path in map(shutil.which, _COMPILERS) if path is not None), None)
-    if compiler is None:
-        return None, "there is no C compiler"
-    problem = ""
-    with tempfile.TemporaryDirectory(prefix="mtkit-") as scratch:
-        for directory in (_cache_directory(), Path(scratch)):
+    compilers = dict.fromkeys(path for path in map(shutil.which, _COMPILERS) if path is not None)
+    problem = "there is no C compiler"
+    for compiler in compilers:
+        for place in (_in_cache, _for_this_process):
             try:
-                return ctypes.CDLL(str(compiled(compiler, directory))), ""
-            except OSError as error:
+                with place() as directory:
+                    return ctypes.CDLL(str(compiled(compiler, directory))), ""
+            except (OSError, RuntimeError) as error:
                 problem = f"they cannot be stored or loaded: {error}"
             except subprocess.SubprocessError as error:
-                return None, f"{compiler} cannot compile them: {error}"
+                problem = f"{compiler} cannot compile them: {_told(error)}"
     return None, problem
+
+
+@contextlib.contextmanager
+def _in_cache() -> Iterator[Path]:
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "mtkit")
+
+
+@contextlib.contextmanager
+def _for_this_process() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mtkit-") as scratch:
+        yield Path(scratch)
+
+
+def _told(error: subprocess.SubprocessError) -> str:
+    """What a compiler says last, or what became of it."""
+    stderr = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+    lines = [line for line in (stderr or b"").decode("utf-8", "replace").split("\n") if line.strip()]
+    return lines[-1].strip() if lines else str(error)
 
 
 def compiled(compiler: str, directory: Path, *, more_flags: Sequence[str] = ()) -> Path:
@@ -69,24 +92,37 @@ def compiled(compiler: str, directory: Path, *, more_flags: Sequence[str] = ()) 
         OSError: It cannot be stored.
         subprocess.SubprocessError: The compiler fails.
     """
-    source = SOURCE.read_bytes()
+    sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
     flags = (*_FLAGS, *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()), *more_flags)
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS_TO_COMPILE).stdout
-    what = b"\0".join((source, compiler.encode(), version, " ".join(flags).encode(), _processor()))
-    name = f"kernels-{hashlib.sha256(what).hexdigest()[:32]}.so"
-    target = directory / name
+    version = _run([compiler, "--version"])
+    what = (*(path.read_bytes() for path in sources), compiler.encode(), version, " ".join(flags).encode(), _processor())
+    fingerprint = hashlib.sha256(b"\0".join(what)).hexdigest()[:32]
+    target = directory / f"kernels-{fingerprint}.so"
     if not target.is_file():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".kernels-", dir=directory) as scratch:
-            made = Path(scratch, name)
-            command = [compiler, *flags, "-o", str(made), str(SOURCE), "-lm"]
-            subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS_TO_COMPILE)
+            made = Path(scratch, target.name)
+            command = [compiler, *flags, "-o", str(made), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
+            try:
+                _run([*command, _THREADS])
+            except subprocess.CalledProcessError:
+                _run(command)
             made.replace(target)
     return target
 
 
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "mtkit")
+def _run(command: Sequence[str]) -> bytes:
+    """Run a compiler, with all that it starts, and return its stdout."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        stdout, stderr = process.communicate(timeout=_SECONDS_TO_COMPILE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command, stdout, stderr)
+    return stdout
 
 
 def _processor() -> bytes:

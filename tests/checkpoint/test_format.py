@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from mtkit.artefacts import MANIFEST_NAME
 from mtkit.checkpoint.format import (
+    StoredWeights,
     check_shapes,
     describe,
     load_model,
     parameters_by_name,
+    read_description,
     read_tensors,
     save_model,
 )
@@ -23,6 +25,7 @@ from mtkit.checkpoint.layout import MODEL_NAME, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.errors import ArtefactError, MTKitError, ResourceError
 from mtkit.model.transformer import Transformer
+from tests.decoding.builders import random_model, save, tiny_tokenizer
 
 
 @pytest.fixture
@@ -231,3 +234,26 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mo
     with pytest.raises(ResourceError, match="No space left"):
         save_model(tmp_path / "m", tensors=parameters_by_name(model), description=describe(model, tokenizer, provenance={}), tokenizer=tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_are_of_one_file_whatever_becomes_of_its_name(tmp_path: Path) -> None:
+    first = save(tmp_path / "model", random_model(4), tiny_tokenizer())
+    second = save(tmp_path / "other", random_model(5), tiny_tokenizer())
+    weights = StoredWeights(first / MODEL_NAME, read_description(first))
+    expected = {name: tensor.clone() for name, tensor in weights.items()}
+    (second / MODEL_NAME).rename(first / MODEL_NAME)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    (first / MODEL_NAME).unlink()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    assert set(weights) == set(dict(random_model(4).named_parameters()))
+    with pytest.raises(KeyError):
+        weights["nothing"]
+
+
+@pytest.mark.parametrize("offsets", [(0, 4), (10**9, 10**9 + 40_000), (-8, 39_992)])
+def test_weights_that_are_not_where_the_header_says_are_refused(tmp_path: Path, offsets: tuple[int, int]) -> None:
+    directory = save(tmp_path / "model", random_model(4), tiny_tokenizer())
+    weights = StoredWeights(directory / MODEL_NAME, read_description(directory))
+    weights._header["src_embedding.weight"]["data_offsets"] = offsets
+    with pytest.raises(ArtefactError, match=r"is damaged: src_embedding.weight is not where the header says"):
+        weights["src_embedding.weight"]

@@ -12,6 +12,7 @@ from mtkit.errors import ConfigError
 from mtkit.model import softmax
 from mtkit.model.config import MODEL_PRESETS, ModelConfig, flops_per_token
 from mtkit.model.transformer import Transformer
+from mtkit.native import training
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_config_needs_no_torch() -> None:
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_flops_per_token_counts_what_torch_computes(norm: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "available", lambda: False)  # of kernels it knows nothing
     monkeypatch.setattr(softmax, "SHORT_ROW", 0)  # sums of attention weights as products, which are not counted
     config = dataclasses.replace(MODEL_PRESETS["tiny"], num_encoder_layers=3, num_decoder_layers=2, norm=norm, activation=activation)  # type: ignore[arg-type]
     num_sentences, src_len, tgt_len, vocab_size = 3, 11, 7, 96

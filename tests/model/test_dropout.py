@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mtkit.model.dropout import dropout
+from mtkit.model.dropout import add_dropped, dropout
+from mtkit.native import training as native
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
@@ -67,3 +68,20 @@ def test_a_tiny_rate_still_drops_and_a_large_one_still_keeps() -> None:
     torch.manual_seed(6)
     assert (dropout(torch.ones(100_000), 1e-6, training=True) == 0).any()
     assert (dropout(torch.ones(100_000), 0.999, training=True) > 0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_with_what_is_dropped_is_the_same_with_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native.available():
+        pytest.skip("no kernels here")
+    x, change = torch.randn(7, 5, 32), torch.randn(7, 5, 32).to(dtype).requires_grad_()
+    results = []
+    for with_kernels in (True, False):
+        monkeypatch.setattr(native, "available", lambda with_kernels=with_kernels: with_kernels)
+        torch.manual_seed(6)
+        out = add_dropped(x, change, 0.3, training=True)
+        results.append((out, *torch.autograd.grad(out.square().sum(), change)))
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=0.02 if dtype == torch.bfloat16 else 1e-6, atol=0.05 if dtype == torch.bfloat16 else 1e-6)
+    assert torch.equal(add_dropped(x, change, 0.3, training=False), x + change)
+    assert torch.equal(add_dropped(x, change, 0.0, training=True), x + change)

@@ -3,13 +3,14 @@
 import ctypes
 import platform
 import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
 
-from mtkit.native import kernels, library
+from mtkit.native import kernels, library, training
 
 BUILDS = {
     "this processor": (),
@@ -30,6 +31,10 @@ def _build(name: str) -> ctypes.CDLL:
     directory = Path(mkdtemp(prefix="mtkit-test-"))
     try:
         return ctypes.CDLL(str(library.compiled(compiler, directory, more_flags=BUILDS[name])))
+    except subprocess.CalledProcessError as error:
+        if not BUILDS[name]:
+            raise
+        pytest.skip(f"this compiler does not know {' '.join(BUILDS[name])}: {error.stderr!r}")
     finally:
         shutil.rmtree(directory)
 
@@ -38,5 +43,6 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels be those of a build, as long as the test lasts."""
     build = _build(name)
     monkeypatch.setattr(library, "load", lambda: build)
-    for function in (kernels._library, kernels.int8_level, kernels.has_bf16):
-        monkeypatch.setattr(kernels, function.__name__, cache(function.__wrapped__))
+    for module, names in ((kernels, ("_library", "int8_level", "has_bf16")), (training, ("_library", "available"))):
+        for function in names:
+            monkeypatch.setattr(module, function, cache(getattr(module, function).__wrapped__))

@@ -34,6 +34,8 @@ def test_bf16_needs_matrix_units(build: str) -> None:
 
 
 def test_the_builds_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("a processor without AVX2")
     levels = []
     for name in ("AVX2", "SSE"):
         use(name, monkeypatch)
@@ -89,6 +91,31 @@ def test_a_part_of_a_matrix_is_multiplied_as_it_lies() -> None:
     for precision in ("fp32", "int8"):
         linear = kernels.Linear(weight, None, precision=precision)
         assert torch.equal(linear(wide[:, 32:64]), linear(wide[:, 32:64].contiguous()))
+
+
+def test_weights_may_lie_anyhow(build: str) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(80, 64).T, torch.randn(128)[::2], torch.randn(5, 80)
+    for precision in ("fp32", "int8") if kernels.int8_level() else ("fp32",):
+        expected = kernels.Linear(weight.contiguous(), bias.contiguous(), precision=precision)(x)
+        assert torch.equal(kernels.Linear(weight, bias, precision=precision)(x), expected), build
+
+
+def test_threads_change_nothing(build: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 48), torch.randn(170, 48)
+    before = torch.get_num_threads()
+    try:
+        for precision in ("fp32", "int8") if kernels.int8_level() else ("fp32",):
+            linear = kernels.Linear(weight, None, precision=precision)
+            results = []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append(linear(x))
+            assert torch.equal(results[0], results[1]), build
+            assert torch.equal(results[0], results[2]), build
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_row_depends_on_itself_alone(build: str) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ pytestmark = pytest.mark.skipif(library.load() is None, reason="needs a C compil
 def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(library.SWITCH, raising=False)
-    source = tmp_path / "kernels.c"
-    source.write_bytes(b"long decode_step(void) { return 1; }\n")  # compiled sooner than the real one
-    monkeypatch.setattr(library, "SOURCE", source)
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_bytes(b'#include "one.h"\nlong decode_step(void) { return NUMBER; }\n')  # compiled sooner than the real ones
+    (sources / "two.c").write_bytes(b"#ifdef _OPENMP\nlong has_threads(void) { return 1; }\n#endif\n")
+    (sources / "one.h").write_bytes(b"#define NUMBER 1\n")
+    monkeypatch.setattr(library, "SOURCES", sources)
     return tmp_path / "cache" / "mtkit"
 
 
@@ -49,14 +53,17 @@ def test_they_are_compiled_once(cache_directory: Path, tmp_path: Path, monkeypat
         assert found is not None
         assert why == ""
         assert hasattr(found, "decode_step")
+        assert hasattr(found, "has_threads")
     assert [path.suffix for path in cache_directory.iterdir()] == [".so"]
     assert len([line for line in log.read_text().split("\n") if "-o" in line.split()]) == 1
 
 
 def test_another_source_or_compiler_is_another_library(cache_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load()
-    library.SOURCE.write_bytes(library.SOURCE.read_bytes() + b"/* changed */\n")
-    load()
+    (library.SOURCES / "one.h").write_bytes(b"#define NUMBER 2\n")
+    found, _ = load()
+    assert found is not None
+    assert found.decode_step() == 2
     assert len(list(cache_directory.iterdir())) == 2
     compiler_of(tmp_path, monkeypatch, 'exec cc "$@"')
     load()
@@ -92,8 +99,32 @@ def test_a_compiler_that_fails_is_named(cache_directory: Path, tmp_path: Path, m
     compiler_of(tmp_path, monkeypatch, 'case "$1" in --version) echo 1;; *) echo "no such header" >&2; exit 1;; esac')
     found, why = load()
     assert found is None
-    assert "bin/cc cannot compile them" in why
+    assert "bin/cc cannot compile them: no such header" in why
     assert list(cache_directory.iterdir()) == []
+
+
+def test_a_compiler_without_threads_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_of(tmp_path, monkeypatch, 'case "$*" in *-fopenmp*) exit 1;; esac', 'exec cc "$@"')
+    found, why = load()
+    assert found is not None, why
+    assert not hasattr(found, "has_threads")
+
+
+def test_the_next_compiler_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_of(tmp_path, monkeypatch, "exit 1")
+    monkeypatch.setattr(library, "_COMPILERS", (*library._COMPILERS, "cc"))
+    assert load()[0] is not None
+
+
+def test_a_compiler_that_hangs_ends_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    compiler_of(tmp_path, monkeypatch, 'case "$1" in --version) echo 1; exit;; esac', f"sleep 1000 & echo $! > {pid}; wait")
+    monkeypatch.setattr(library, "_SECONDS_TO_COMPILE", 0.5)
+    found, why = load()
+    assert found is None
+    assert "timed out after 0.5 seconds" in why
+    child = Path("/proc", pid.read_text().strip(), "stat")
+    assert not child.exists() or " Z " in child.read_text()
 
 
 def test_they_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +136,17 @@ def test_without_a_home_they_are_compiled_all_the_same(monkeypatch: pytest.Monke
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", os.devnull)
     assert load()[0] is not None
+
+    def nowhere(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    assert load()[0] is not None
+
+
+def test_with_nowhere_to_put_them_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **_options: (_ for _ in ()).throw(FileNotFoundError("no usable temporary directory")))
+    found, why = load()
+    assert found is None
+    assert "cannot be stored or loaded: no usable temporary directory" in why

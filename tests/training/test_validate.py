@@ -79,7 +79,17 @@ def test_validation_equals_translate_and_score(trained: Trainer, toy_text: Path,
     checkpoint = trained.store.manager.stored()[-1]
     assert set(checkpoint.scores) == {"loss", "ppl", "bleu", "chrf"}
     assert 1.0 < checkpoint.scores["bleu"] < 99.0, "else nothing is compared"
-    translate = ["translate", str(checkpoint.path), "--input", str(toy_text / "dev.en"), "--output", str(tmp_path / "hyp.de"), "--quiet"]
+    translate = [
+        "translate",
+        str(checkpoint.path),
+        "--input",
+        str(toy_text / "dev.en"),
+        "--output",
+        str(tmp_path / "hyp.de"),
+        "--quiet",
+        "--precision",
+        "fp32",
+    ]
     assert CliRunner().invoke(app, translate).exit_code == 0
     score = ["score", "--ref", str(toy_text / "dev.de"), "--bootstrap", "0", "--json", "--force", "--quiet", str(tmp_path / "hyp.de")]
     result = CliRunner().invoke(app, score)

@@ -27,11 +27,14 @@ FIRST_CAPACITY = 64
 
 
 def fits(model: Transformer) -> bool:
-    """Whether the kernels can stand for the layers of a model: in fp32, int8 or bf16, on a CPU, with heads of a multiple of 16 channels."""
+    """Whether the kernels can stand for the layers of a model: in fp32, int8 or bf16, on a CPU, of sizes that fill the registers of the processor."""
     weight = model.src_weight
     if not kernels.available() or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return False
-    return model.config.head_dim % kernels.CHANNELS_MULTIPLE == 0 and not any(isinstance(module, Int8Linear) for module in model.modules())
+    if model.config.activation != "relu" and model.config.ffn_dim % kernels.CHANNELS_MULTIPLE != 0:
+        return False
+    has_fitting_heads = model.config.head_dim % kernels.CHANNELS_MULTIPLE == 0 and model.config.num_heads <= kernels.MAX_HEADS
+    return has_fitting_heads and not any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 class RowModel:
@@ -50,8 +53,8 @@ class RowModel:
         def stack(parts: Encoder | Decoder, embedding_VD: Tensor, linears: list[list[nn.Module]], norms: list[list[nn.LayerNorm]]) -> kernels.Stack:
             return kernels.Stack(
                 linears=[[_native(module) for module in modules] for modules in linears],
-                norms=norms,
-                last_norm=cast(nn.LayerNorm, parts.norm) if config.norm == "pre" else None,
+                norms=[[kernels.Norm.of(norm) for norm in layer] for layer in norms],
+                last_norm=kernels.Norm.of(cast(nn.LayerNorm, parts.norm)) if config.norm == "pre" else None,
                 embedding_VD=embedding_VD.detach(),
                 num_heads=config.num_heads,
                 activation=config.activation,

@@ -1,6 +1,7 @@
 """The model by the kernels against the model by torch, on random models, as the kernels are compiled for this processor and for lesser ones."""
 
 import copy
+import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ ARCHITECTURES: list[dict[str, Any]] = [
     {"tie_embeddings": "three-way", "norm": "pre", "num_heads": 1},
     {"activation": "gelu"},
     {"activation": "swiglu", "norm": "pre", "ffn_dim": 48},
-    {"d_model": 96, "num_heads": 3, "ffn_dim": 80},
+    {"d_model": 96, "num_heads": 3, "ffn_dim": 50},
     {"d_model": 256, "num_heads": 4},
     {"num_encoder_layers": 3, "num_decoder_layers": 1, "tie_embeddings": "decoder"},
 ]
@@ -194,6 +195,48 @@ def test_nothing_gives_nothing() -> None:
     assert by_kernels(model(), [], max_lengths=[], beam_size=4, length_penalty=0.6) == []
 
 
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7FFFFFFF, -1])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "bf16"])
+def test_nan_of_any_bits_is_an_error(bits: int, precision: str, build: str) -> None:
+    if (precision == "int8" and kernels.int8_level() == 0) or (precision == "bf16" and not kernels.has_bf16()):
+        pytest.skip(f"no products in {precision} here")
+    for where in ("output", "decoder.layers.1.self_attention.in_proj.weight"):
+        one = model()
+        with torch.no_grad():
+            damaged = one.output_weight if where == "output" else one.get_parameter(where)[32:]
+            damaged.view(torch.int32).fill_(bits)
+        if precision != "fp32":
+            one = quantize_linear_layers(one, precision)  # type: ignore[arg-type]
+        with pytest.raises(MTKitError, match="the model gave NaN"):
+            by_kernels(one, sources(3), max_lengths=[5] * 3, beam_size=2, length_penalty=0.6)
+    assert build
+
+
+@pytest.mark.usefixtures("this_build")
+def test_nan_among_the_first_of_many_pieces_is_an_error() -> None:
+    config = dataclasses.replace(model().config, tie_embeddings="none")
+    torch.manual_seed(1)
+    one = Transformer(config, src_vocab_size=300, tgt_vocab_size=1300).eval()
+    with torch.no_grad():
+        one.output_weight[:512] = float("nan")
+    with pytest.raises(MTKitError, match="the model gave NaN"):
+        by_kernels(one, sources(3), max_lengths=[5] * 3, beam_size=2, length_penalty=0.6)
+
+
+@pytest.mark.usefixtures("this_build")
+def test_the_weights_are_those_of_the_time_when_it_was_made() -> None:
+    one, batch = model(), sources(5)
+    options: dict[str, Any] = {"max_lengths": [9] * 5, "beam_size": 2, "length_penalty": 0.6, "forbidden_ids": FORBIDDEN}
+    with inference([one]):
+        made = RowModel(one)
+        expected = made.search(batch, **options)
+    for module in one.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.zeros_(module.weight)
+    with inference([one]):
+        assert made.search(batch, **options) == expected
+
+
 @pytest.mark.parametrize("where", ["encoder.layers.1.feed_forward.in_proj.weight", "decoder.layers.0.cross_attention.q_proj.bias", "output"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_nan_is_an_error(where: str, precision: str, build: str) -> None:
@@ -215,6 +258,9 @@ def test_what_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(model())
     assert not fits(model(num_heads=4))  # heads of 8 channels
     assert not fits(model().bfloat16())
+    assert fits(model(ffn_dim=50))
+    assert not fits(model(ffn_dim=50, activation="gelu"))  # rows that end within a register
+    assert not fits(model(ffn_dim=50, activation="swiglu"))
     monkeypatch.setattr(library, "load", lambda: None)
     assert not fits(model())
 

@@ -1,0 +1,150 @@
+"""Operations of training by kernels against the same by torch, forward and backward, as they are compiled for this processor and for lesser ones."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.native import training
+from tests.native.builds import BUILDS, use
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.01}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(params=BUILDS, autouse=True)
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(request.param, monkeypatch)
+    if not training.available():
+        pytest.skip("needs OpenMP")
+
+
+def assert_near(found: Tensor | None, expected: Tensor | None, dtype: torch.dtype) -> None:
+    """Up to the rounding of what is stored, beside the largest number."""
+    assert found is not None
+    assert expected is not None
+    difference, expected = (found - expected).detach(), expected.detach()
+    assert float(difference.abs().max()) <= TOLERANCE[dtype] * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", ["causal", "keys", "each"])
+@pytest.mark.parametrize(
+    ("num_sentences", "num_queries", "num_keys", "num_heads", "channels"),
+    [(3, 7, 9, 4, 32), (5, 18, 18, 2, 64), (2, 33, 20, 3, 16), (1, 1, 1, 1, 48)],
+)
+def test_attention(num_sentences: int, num_queries: int, num_keys: int, num_heads: int, channels: int, mask: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    d_model = num_heads * channels
+    q_rows, k_rows = num_sentences * num_queries, num_sentences * num_keys
+    qkv, kv = torch.randn(q_rows + 5, 3 * d_model, dtype=dtype), torch.randn(k_rows + 3, 2 * d_model, dtype=dtype)
+    seen = {
+        "causal": torch.ones(num_queries, num_keys, dtype=torch.bool).tril(),
+        "keys": (torch.arange(num_keys) < torch.randint(1, num_keys + 1, (num_sentences, 1)))[:, None, None, :],
+        "each": (torch.rand(num_sentences, 1, num_queries, num_keys) < 0.5) | torch.eye(num_queries, num_keys).bool(),
+    }[mask]
+    q, k, v = (x.detach().requires_grad_() for x in (qkv[:, :d_model], *kv.chunk(2, dim=1)))  # parts of wider matrices
+    assert training.fits_attention(q, k, v, seen, num_heads=num_heads)
+    out = training.attend_short(q, k, v, seen, sizes=(num_sentences, num_queries, num_keys), num_heads=num_heads)
+    assert out.dtype == dtype
+    weight = torch.randn_like(out)
+    out.backward(weight)
+
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    by_head = [
+        x[: num_sentences * n].view(num_sentences, n, num_heads, channels).transpose(1, 2)
+        for x, n in zip(exact, (num_queries, num_keys, num_keys), strict=True)
+    ]
+    scores = by_head[0] @ by_head[1].transpose(2, 3) / channels**0.5
+    weights = scores.masked_fill(~seen, -1e300).softmax(dim=-1)
+    expected = (weights @ by_head[2]).transpose(1, 2).reshape(q_rows, d_model)
+    expected.backward(weight[:q_rows].double())
+    # A query that sees nothing (mask "each", more queries than keys) gets finite numbers, which need not be those of torch.
+    sees = seen.expand(num_sentences, 1, num_queries, num_keys).any(dim=3).flatten()
+    assert_near(out[:q_rows][sees], expected[sees], dtype)
+    assert out.isfinite().all()
+    assert not out[q_rows:].any()
+    if sees.all():
+        for found, right in zip((q, k, v), exact, strict=True):
+            assert_near(found.grad, right.grad, dtype)
+    assert q.grad is not None
+    assert not q.grad[q_rows:].any()
+
+
+def test_attention_keeps_nan() -> None:
+    x = torch.randn(6, 32, requires_grad=True)
+    with torch.no_grad():
+        x[1, 3] = float("nan")
+    out = training.attend_short(x, x, x, torch.ones(3, 3, dtype=torch.bool), sizes=(2, 3, 3), num_heads=2)
+    assert out.isnan().any(dim=1).tolist() == [True] * 3 + [False] * 3
+
+
+def test_what_attention_does_not_take() -> None:
+    x, mask = torch.randn(6, 32), torch.ones(3, 3, dtype=torch.bool)
+    assert training.fits_attention(x, x, x, mask, num_heads=2)
+    assert not training.fits_attention(x, x, x, mask, num_heads=4)  # 8 channels
+    assert not training.fits_attention(x.double(), x.double(), x.double(), mask, num_heads=2)
+    assert not training.fits_attention(x, x.bfloat16(), x, mask, num_heads=2)
+    assert not training.fits_attention(x, x, x, torch.ones(2, 2, 3, 3, dtype=torch.bool), num_heads=2)  # one for each head
+    assert not training.fits_attention(x, x.T.contiguous().T, x, mask, num_heads=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 16), (130, 48), (4, 50, 128)])
+def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(shape[-1])
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = (torch.randn(shape) * 3.0 + 1.0).requires_grad_()
+    exact_norm, exact_x = torch.nn.LayerNorm(shape[-1]).double(), x.detach().double().requires_grad_()
+    exact_norm.load_state_dict(norm.state_dict())
+    gradient = torch.randn(shape).to(dtype)
+    found = training.layer_norm(x, norm.weight, norm.bias, norm.eps, dtype)
+    found.backward(gradient)
+    expected = exact_norm(exact_x)
+    expected.backward(gradient.double())
+    assert found.dtype == dtype
+    assert_near(found, expected, dtype)
+    for left, right in ((x, exact_x), (norm.weight, exact_norm.weight), (norm.bias, exact_norm.bias)):
+        assert_near(left.grad, right.grad, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 16), (70, 128)])
+def test_dropout_with_the_sum_that_follows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, change = torch.randn(shape, requires_grad=True), torch.randn(shape, dtype=dtype, requires_grad=True)
+    drawn = torch.randint(0, 256, (x.numel(),), dtype=torch.uint8)
+    kept = (drawn >= 77).view(shape) * (256.0 / (256.0 - 77))
+    gradient = torch.randn(shape)
+    found = training.add_dropped(x, change, drawn, 77)
+    found.backward(gradient)
+    assert_near(found, x + change.float() * kept, torch.float32)
+    assert x.grad is not None
+    assert torch.equal(x.grad, gradient)
+    assert_near(change.grad, gradient * kept, dtype)
+    assert 0.0 < float((kept == 0).float().mean()) < 0.7
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    torch.manual_seed(0)
+    x, norm = torch.randn(200, 64), torch.nn.LayerNorm(64)
+
+    def run() -> list[Tensor]:
+        q = x.clone().requires_grad_()
+        y = training.layer_norm(q, norm.weight, norm.bias, norm.eps, torch.float32)
+        out = training.attend_short(y, y, y, torch.ones(20, 20, dtype=torch.bool).tril(), sizes=(10, 20, 20), num_heads=2)
+        dropped = training.add_dropped(x, out, torch.arange(x.numel()).to(torch.uint8), 50)
+        (gradient,) = torch.autograd.grad(dropped.square().sum(), q)
+        return [dropped.detach(), gradient]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = run()
+        torch.set_num_threads(threads)
+        together = run()
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(left, right) for left, right in zip(alone, together, strict=True))
