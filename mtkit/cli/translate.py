@@ -69,7 +69,7 @@ def translate(
     device: DeviceOption = "auto",
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
-        typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8; with --engine ct2 that of the export."),
+        typer.Option("--precision", help="auto: fp16 on a GPU; on a CPU int8, for narrow models fp32; with --engine ct2 that of the export."),
     ] = "auto",
     threads: ThreadsOption = None,
     batch_tokens: Annotated[

@@ -18,7 +18,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.native import kernels
 
 SMALLEST_INT8_WIDTH = 256
-"""Width of a model from which products of 8-bit integers are faster without kernels; those of narrower models are too small for torch's."""
+"""Width of a model from which int8 is the default on a CPU. Narrower ones are fast enough to be exact: what they translate is what validation saw."""
 
 
 def load_translator(
@@ -37,8 +37,7 @@ def load_translator(
         paths: Model, checkpoint or run directories.
         search: How to search.
         device: auto, cpu, cuda or cuda:N.
-        precision: `auto` is fp16 on a GPU; on a CPU int8, but fp32 where there are no kernels and a model is narrower than
-            `SMALLEST_INT8_WIDTH`.
+        precision: `auto` is fp16 on a GPU; on a CPU int8, or fp32 for a model narrower than `SMALLEST_INT8_WIDTH`.
         threads: On a CPU; None = one per core.
         batch_tokens: Source positions of a batch; None = the default.
         in_slots: Search as `mtkit.decoding.engine.slots` does.
@@ -111,9 +110,10 @@ def choose_precision(precision: InferencePrecisionName, device: torch.device, *,
     if precision == "int8":
         return "int8", ""
     if precision == "auto" and device.type == "cpu":
-        if kernels.int8_level() > 0 or width >= SMALLEST_INT8_WIDTH:
+        if width >= SMALLEST_INT8_WIDTH:
             return "int8", " (the fastest here; --precision fp32 is exact)"
-        return "fp32", f" (width {width} is too small for int8 without the kernels)"
+        faster = kernels.int8_level() > 0
+        return "fp32", f" (exact; at width {width} --precision int8 is faster)" if faster else f" (width {width} is too small for int8)"
     return resolve_inference_precision(precision, device).name, ""
 
 

@@ -955,3 +955,13 @@ void decode_step(const struct decoder *decoder, const struct step *step)
             step->best.value[r * step->best.count + i] -= log_sum;
     }
 }
+
+/* For `structs.py`, which repeats them, to compare. */
+long struct_size(long number)
+{
+    static const long sizes[] = {
+        sizeof(struct linear),  sizeof(struct rounded),       sizeof(struct norm),    sizeof(struct model), sizeof(struct room), sizeof(struct encoder_layer),
+        sizeof(struct encoder), sizeof(struct decoder_layer), sizeof(struct decoder), sizeof(struct best),  sizeof(struct step),
+    };
+    return sizes[number];
+}

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mtkit.native import library
+from mtkit.native import library, structs
+from mtkit.native.structs import LONG as _LONG
+from mtkit.native.structs import POINTER as _POINTER
 
 CHANNELS_MULTIPLE = 16
 """Channels of a head have to be a multiple of this."""
-
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
 MAX_HEADS = 128
 """Heads of a model, at most."""
@@ -43,78 +43,12 @@ _AVX2 = 1
 LinearPrecision = Literal["fp32", "int8", "bf16"]
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = (*[(name, _POINTER) for name in ("weight", "scale", "bias", "excess")], *[(name, _LONG) for name in ("inputs", "outputs", "kind")])
-
-
-class _Rounded(ctypes.Structure):
-    _fields_ = (("rows", _POINTER), ("scale", _POINTER))
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER))
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *[(name, _LONG) for name in ("num_layers", "heads", "channels", "activation", "is_pre_norm", "is_half")],
-        ("epsilon", ctypes.c_float),
-        ("last_norm", _Norm),
-        ("embedding", _POINTER),
-    )
-
-
-class _Room(ctypes.Structure):
-    _fields_ = (*[(name, _POINTER) for name in ("x", "y", "heads", "scores", "wide")], ("rounded", _Rounded))
-
-
-class _EncoderLayer(ctypes.Structure):
-    _fields_ = (*[(name, _Linear) for name in ("self_in", "self_out", "hidden_in", "hidden_out")], ("norms", _Norm * 2))
-
-
-class _Encoder(ctypes.Structure):
-    _fields_ = (("model", _Model), ("layers", _POINTER), ("sources", _POINTER), ("num_sources", _LONG))
-
-
-class _DecoderLayer(ctypes.Structure):
-    _fields_ = (
-        *[(name, _Linear) for name in ("self_in", "self_out", "cross_query", "cross_out", "hidden_in", "hidden_out")],
-        ("norms", _Norm * 3),
-    )
-
-
-class _Decoder(ctypes.Structure):
-    _fields_ = (("model", _Model), ("layers", _POINTER), ("output", _Linear), ("vocab_size", _LONG))
-
-
-class _Best(ctypes.Structure):
-    _fields_ = (
-        ("forbidden", _POINTER),
-        ("num_forbidden", _LONG),
-        ("count", _LONG),
-        *[(name, _POINTER) for name in ("highest", "sum", "value", "piece")],
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("num_rows", _LONG),
-        ("num_steps", _LONG),
-        *[(name, _POINTER) for name in ("tokens", "position", "kv", "rows_of_step", "ancestor")],
-        ("ancestor_ld", _LONG),
-        *[(name, _POINTER) for name in ("keys", "values", "start", "count")],
-        ("best", _Best),
-        ("room", _Room),
-        ("pointers", _POINTER),
-    )
-
-
 _ARGUMENTS = {
     "pack_fp32": (_POINTER, _LONG, _LONG, _POINTER),
     "pack_bf16": (_POINTER, _LONG, _LONG, _POINTER),
     "pack_int8": (_POINTER, *[_LONG] * 3, *[_POINTER] * 3),
-    "multiply": (_POINTER, _POINTER, *[_LONG] * 3, _Rounded, _POINTER, _LONG),
-    "encode": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _Room, *[_POINTER] * 4),
+    "multiply": (_POINTER, _POINTER, *[_LONG] * 3, structs.Rounded, _POINTER, _LONG),
+    "encode": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, structs.Room, *[_POINTER] * 4),
     "decode_step": (_POINTER, _POINTER),
 }
 
@@ -182,7 +116,7 @@ class Linear:
             room = (self._weight.data_ptr(), scale_N.data_ptr(), excess_N.data_ptr())
             _library().pack_int8(weight_NK.data_ptr(), *shape, _levels(), *room)
         self._kept = (scale_N, excess_N)
-        self.struct = _Linear(
+        self.struct = structs.Linear(
             weight=self._weight.data_ptr(),
             scale=_address(scale_N),
             bias=_address(bias_N),
@@ -216,7 +150,7 @@ class _RoundedRows:
     def __init__(self, num_rows: int, num_inputs: int) -> None:
         self._rows = torch.empty(_round_up(num_rows, _ROUNDED_ROWS) * _round_up(2 * num_inputs, _ROUNDED_INPUTS), dtype=torch.int8)
         self._scales = torch.empty(num_rows)
-        self.struct = _Rounded(self._rows.data_ptr(), self._scales.data_ptr())
+        self.struct = structs.Rounded(self._rows.data_ptr(), self._scales.data_ptr())
 
 
 def _levels() -> int:
@@ -237,9 +171,9 @@ class Norm:
         """The weights that a module has now, kept as long as this is."""
         return cls(module.weight.detach().clone(), module.bias.detach().clone(), module.eps)
 
-    def struct(self) -> _Norm:
+    def struct(self) -> structs.Norm:
         """For the kernels."""
-        return _Norm(self.weight_D.data_ptr(), self.bias_D.data_ptr())
+        return structs.Norm(self.weight_D.data_ptr(), self.bias_D.data_ptr())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,9 +209,9 @@ class Stack:
         """Of the keys and values that are kept."""
         return torch.bfloat16 if self.in_half else torch.float32
 
-    def struct(self) -> _Model:
+    def struct(self) -> structs.Model:
         """For the kernels."""
-        return _Model(
+        return structs.Model(
             num_layers=len(self.linears),
             heads=self.num_heads,
             channels=self.d_model // self.num_heads,
@@ -285,7 +219,7 @@ class Stack:
             is_pre_norm=self.last_norm is not None,
             is_half=self.in_half,
             epsilon=self.norms[0][0].eps,
-            last_norm=_Norm() if self.last_norm is None else self.last_norm.struct(),
+            last_norm=structs.Norm() if self.last_norm is None else self.last_norm.struct(),
             embedding=self.embedding_VD.data_ptr(),
         )
 
@@ -293,7 +227,10 @@ class Stack:
         """The same for the layers."""
         layers = zip(self.linears, self.norms, strict=True)
         return (kind * len(self.linears))(
-            *(kind(*(linear.struct for linear in linears), (_Norm * len(norms))(*(norm.struct() for norm in norms))) for linears, norms in layers)
+            *(
+                kind(*(linear.struct for linear in linears), (structs.Norm * len(norms))(*(norm.struct() for norm in norms)))
+                for linears, norms in layers
+            )
         )
 
 
@@ -306,7 +243,7 @@ class _StackRoom:
         rounded = _RoundedRows(num_rows, max(linear.num_inputs for linear in linears))
         tensors = [torch.empty(num_rows, stack.d_model) for _ in range(3)] + [torch.empty(num_scores), torch.empty(num_rows, widest)]
         self._kept = (tensors, rounded)
-        self.struct = _Room(*(tensor.data_ptr() for tensor in tensors), rounded.struct)
+        self.struct = structs.Room(*(tensor.data_ptr() for tensor in tensors), rounded.struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +275,9 @@ class Encoder:
 
     def __init__(self, stack: Stack, sources: Sequence[Linear]) -> None:
         self._stack, self._sources = stack, sources
-        layers, projections = stack.layer_structs(_EncoderLayer), (_Linear * len(sources))(*(linear.struct for linear in sources))
+        layers, projections = stack.layer_structs(structs.EncoderLayer), (structs.Linear * len(sources))(*(linear.struct for linear in sources))
         self._kept = (layers, projections)  # the kernels have their addresses
-        self._struct = _Encoder(stack.struct(), ctypes.addressof(layers), ctypes.addressof(projections), len(sources))
+        self._struct = structs.Encoder(stack.struct(), ctypes.addressof(layers), ctypes.addressof(projections), len(sources))
 
     def encode(self, tokens_M: Tensor, lengths: Sequence[int], positions_TD: Tensor) -> Sources:
         """Encode sentences.
@@ -387,9 +324,9 @@ class Decoder:
 
     def __init__(self, stack: Stack, output: Linear, *, vocab_size: int) -> None:
         self.stack, self.vocab_size = stack, vocab_size
-        layers = stack.layer_structs(_DecoderLayer)
+        layers = stack.layer_structs(structs.DecoderLayer)
         self._kept = (layers, output)
-        self.struct = _Decoder(stack.struct(), ctypes.addressof(layers), output.struct, vocab_size)
+        self.struct = structs.Decoder(stack.struct(), ctypes.addressof(layers), output.struct, vocab_size)
 
 
 class Search:
@@ -438,7 +375,7 @@ class Search:
         highest_R, sum_R = torch.full((num_rows,), float("-inf")), torch.zeros(num_rows, dtype=torch.float64)
         value_RC, piece_RC = torch.full((num_rows, self._count), float("-inf")), torch.zeros(num_rows, self._count, dtype=torch.int64)
         state = [tensor.data_ptr() for tensor in (highest_R, sum_R, value_RC, piece_RC)]
-        step = _Step(
+        step = structs.Step(
             num_rows=num_rows,
             num_steps=num_steps,
             tokens=tokens_R.data_ptr(),
@@ -451,7 +388,7 @@ class Search:
             values=ctypes.addressof(self._values),
             start=start_R.data_ptr(),
             count=count_R.data_ptr(),
-            best=_Best(self._forbidden_ids.data_ptr(), len(self._forbidden_ids), self._count, *state),
+            best=structs.Best(self._forbidden_ids.data_ptr(), len(self._forbidden_ids), self._count, *state),
             room=self._room.struct,
             pointers=ctypes.addressof(room_for_pointers),
         )

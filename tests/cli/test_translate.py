@@ -26,7 +26,6 @@ from tests.decoding.builders import random_model, save, sentences, tiny_tokenize
 
 Run = Callable[..., Result]
 CAP = ("--set", "max_length_constant=5")
-EXACT = ("--precision", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,7 @@ def run(model_dir: Path) -> Run:
     """Runs `mtkit translate` on the model with these arguments."""
 
     def invoke(*arguments: str, data: bytes = b"", models: tuple[Path, ...] = (), exit_code: int = 0) -> Result:
-        precision = () if {"--precision", "ct2"} & set(arguments) else EXACT
-        result = CliRunner().invoke(app, ["translate", *map(str, models or [model_dir]), *CAP, *precision, *arguments], input=data)
+        result = CliRunner().invoke(app, ["translate", *map(str, models or [model_dir]), *CAP, *arguments], input=data)
         assert result.exit_code == exit_code, result.output
         return result
 
@@ -50,7 +48,7 @@ def run(model_dir: Path) -> Run:
 def start(model_dir: Path, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
     """The command in a process of its own, in the least capable locale, with buffered output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONUNBUFFERED": ""}
-    words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, *EXACT, *arguments]
+    words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, *arguments]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
 
 

@@ -40,8 +40,18 @@ def kinds(model: Transformer) -> set[type]:
     return {type(module) for module in model.modules()} & {torch.nn.Linear, Int8Linear, NativeLinear}
 
 
-def test_a_model_is_quantized_where_there_are_kernels(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_model_stays_exact(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use("this processor", monkeypatch)
+    translator, tokenizer = load_translator([directory], device="cpu", threads=3)
+    how = "exact; at width 32 --precision int8 is faster" if kernels.int8_level() else "width 32 is too small for int8"
+    assert translator.description == f"fp32 ({how}) on 3 threads of the CPU"
+    assert kinds(model_of(translator)) == {torch.nn.Linear}
+    assert tokenizer.fingerprint == tiny_tokenizer().fingerprint
+
+
+def test_a_wide_model_is_quantized(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use("this processor", monkeypatch)
+    monkeypatch.setattr(loading, "SMALLEST_INT8_WIDTH", 32)
     if kernels.int8_level() == 0:
         pytest.skip("no products of 8-bit integers here")
     translator, tokenizer = load_translator([directory], device="cpu", threads=1)
@@ -55,7 +65,7 @@ def test_a_model_is_quantized_where_there_are_kernels(directory: Path, monkeypat
 def test_a_narrow_model_stays_exact_without_them(directory: Path) -> None:
     translator, _ = load_translator([directory], device="cpu", threads=3)
     assert translator.description == (
-        "fp32 (width 32 is too small for int8 without the kernels) on 3 threads of the CPU; several times slower than it could be, "
+        "fp32 (width 32 is too small for int8) on 3 threads of the CPU; several times slower than it could be, "
         "since the kernels are not compiled: there is no C compiler"
     )
     assert kinds(model_of(translator)) == {torch.nn.Linear}
