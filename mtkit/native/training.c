@@ -120,16 +120,23 @@ INLINE void attend_head(const struct attention *a, long b, long h, float *room, 
         float *row = weights + i * padded;
         const uint8_t *mask = a->mask + b * a->mask_b + i * a->mask_t;
         vec highest = broadcast(-INFINITY), sum = {0};
-        for (long j = 0; j < s; j++) /* the lowest finite number instead of -inf: a row without any True stays free of NaN */
-            row[j] = mask[j * a->mask_s] ? row[j] * scale : -3.0e38f;
-        for (long j = s; j < padded; j++)
-            row[j] = -INFINITY;
-        for (long j = 0; j < padded; j += LANES)
-            highest = larger(highest, load(row + j));
+        for (long j = 0; j < padded; j += LANES) {
+            ints seen = {0};
+            if (a->mask_s == 1 && j + LANES <= s)
+                seen = load_bytes(mask + j);
+            else
+                for (long l = 0; l < LANES && j + l < s; l++)
+                    seen[l] = mask[(j + l) * a->mask_s];
+            /* the lowest numbers instead of -inf: a row without any True stays free of NaN */
+            const vec unseen = choose(lane < (int32_t)(s - j), broadcast(-3.0e38f), broadcast(-INFINITY));
+            const vec score = choose(seen != 0, load(row + j) * scale, unseen);
+            store(row + j, score);
+            highest = larger(highest, score);
+        }
         const float top = largest_of(highest);
         for (long j = 0; j < padded; j += LANES) {
-            const vec x = load(row + j) - top, e = exp_of_negative(x);
-            const vec kept = choose(x < broadcast(-87.0f), broadcast(0.0f), e); /* NaN is kept */
+            const vec x = load(row + j) - top;
+            const vec kept = choose(x < broadcast(-87.0f), broadcast(0.0f), exp_of_negative(x)); /* NaN is kept */
             store(row + j, kept);
             sum += kept;
         }
@@ -280,10 +287,7 @@ void layer_norm_backward(const void *grad_y, const float *x, const float *weight
 
 INLINE vec keep(vec value, const uint8_t *bytes, long threshold, float scale)
 {
-    ints drawn;
-    for (int j = 0; j < LANES; j++)
-        drawn[j] = bytes[j];
-    return choose(drawn < (int32_t)threshold, broadcast(0.0f), value * scale);
+    return choose(load_bytes(bytes) < (int32_t)threshold, broadcast(0.0f), value * scale);
 }
 
 /* out = x + change * scale where the random byte is not below the threshold, and x elsewhere; x and out fp32, n is a multiple of 16. */

@@ -68,8 +68,32 @@ INLINE vec load_from(const void *x, long i, int is_half)
 /* To the nearest, or to the even one. NaN stays NaN. */
 INLINE halves to_half(vec x)
 {
+#if defined(HAS_AVX512) && defined(__AVX512BF16__)
+    return (halves)_mm512_cvtneps_pbh((__m512)x);
+#else
     const bits b = (bits)x, rounded = b + 0x7fff + ((b >> 16) & 1), is_nan = (bits)(x != x);
-    return __builtin_convertvector(((rounded & ~is_nan) | ((b | 0x400000) & is_nan)) >> 16, halves);
+    const bits all = ((rounded & ~is_nan) | ((b | 0x400000) & is_nan)) >> 16;
+#if defined(HAS_AVX512)
+    return (halves)_mm512_cvtepi32_epi16((__m512i)all);
+#else
+    return __builtin_convertvector(all, halves);
+#endif
+#endif
+}
+
+/* LANES bytes without sign. */
+INLINE ints load_bytes(const uint8_t *x)
+{
+#if defined(HAS_AVX512)
+    return (ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)x));
+#elif defined(HAS_AVX2)
+    return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)x));
+#else
+    ints all;
+    for (int i = 0; i < LANES; i++)
+        all[i] = x[i];
+    return all;
+#endif
 }
 
 INLINE void store_to(void *x, long i, vec value, int is_half)
