@@ -74,7 +74,11 @@ def translate(
     threads: ThreadsOption = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option("--batch-tokens", min=1, help="Source tokens of a batch. [default: 2048]; with --engine slots 32768, with ct2 on a CPU 512."),
+        typer.Option(
+            "--batch-tokens",
+            min=1,
+            help="Source tokens of a batch. [default: 2048], of a wide model on a CPU 768; with --engine slots 32768, with ct2 on a CPU 512.",
+        ),
     ] = None,
 ) -> None:
     """Translate text, one line at a time.

@@ -21,6 +21,10 @@ SMALLEST_INT8_WIDTH = 256
 """Width of a model from which int8 is the default on a CPU. Narrower ones are fast enough to be exact: what they translate is what validation saw."""
 
 
+WIDE_BATCH_TOKENS = 768
+"""Source positions of a batch of a wide model on a CPU, by default."""
+
+
 def load_translator(
     paths: Sequence[Path | str],
     *,
@@ -81,7 +85,7 @@ def load_translator(
 
 def _usual_batch_tokens(device: torch.device, *, width: int) -> int:
     """On a CPU smaller batches of wide models are as fast, and their hypotheses take much memory: 12 KB a token with the `base` preset."""
-    return BATCH_TOKENS // 2 if device.type == "cpu" and width >= SMALLEST_THREADED_WIDTH else BATCH_TOKENS
+    return WIDE_BATCH_TOKENS if device.type == "cpu" and width >= SMALLEST_THREADED_WIDTH else BATCH_TOKENS
 
 
 def _missing_kernels(device: torch.device, *, in_slots: bool) -> str:

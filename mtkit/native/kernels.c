@@ -16,8 +16,9 @@
 
 /* ---- matrix products ---- */
 
-/* y = x W^T + b, with weights arranged by `pack_fp32`, `pack_int8` or `pack_bf16`. Of 8-bit weights every output has a scale. Without matrix units the processor multiplies bytes without sign
- * by bytes with one, so 128 is added to the former, and `excess` is what that adds to a sum, 128 times the sum of the weights of the output. */
+/* y = x W^T + b, with weights arranged by `pack_fp32`, `pack_int8` or `pack_bf16`. Of 8-bit weights every output has a scale. Without matrix units the
+ * processor multiplies bytes without sign by bytes with one, so 128 is added to the former, and `excess` is what that adds to a sum, 128 times the sum of
+ * the weights of the output. */
 struct linear {
     const void *weight;
     const float *scale, *bias, *excess; /* [N]; bias may be NULL */

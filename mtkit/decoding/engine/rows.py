@@ -29,7 +29,7 @@ FIRST_CAPACITY = 64
 def fits(model: Transformer) -> bool:
     """Whether the kernels can stand for the layers of a model: in fp32, int8 or bf16, on a CPU, of sizes that fill the registers of the processor."""
     weight = model.src_weight
-    if not kernels.available() or weight.device.type != "cpu" or weight.dtype != torch.float32:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not kernels.available():
         return False
     if model.config.activation != "relu" and model.config.ffn_dim % kernels.CHANNELS_MULTIPLE != 0:
         return False
