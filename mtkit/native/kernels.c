@@ -311,20 +311,19 @@ INLINE void tile_sums(const int8_t *rows, const int8_t *packed, long bytes, cons
 INLINE void multiply_tiles(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy, const int is_half)
 {
     const long bytes = bytes_of_row(w);
-    int32_t sums[2][32 * 32] __attribute__((aligned(64)));
+    int32_t sums[32 * 32] __attribute__((aligned(64))); /* of the block before, until that is finished, and then of the next */
     struct block block = {.rows = 0};
-    int turn = 0;
     _tile_loadconfig(&eight_whole_tiles);
     __asm__ volatile("" ::: "memory"); /* what tiles load has to be stored: compilers may not know that they load */
     for (long n = 0; n < w->outputs; n += 32) {
         const int8_t *columns = (const int8_t *)w->weight + n * bytes;
         const long outputs = w->outputs - n < 32 ? w->outputs - n : 32;
-        for (long r = 0; r < rows; r += 32, turn = 1 - turn) {
+        for (long r = 0; r < rows; r += 32) {
             if (rows - r > TILE)
-                tile_sums(x.rows + r * bytes, columns, bytes, 1, sums[turn], &block, relu, is_half);
+                tile_sums(x.rows + r * bytes, columns, bytes, 1, sums, &block, relu, is_half);
             else
-                tile_sums(x.rows + r * bytes, columns, bytes, 0, sums[turn], &block, relu, is_half);
-            block = (struct block){sums[turn], x.scale + r, {{0}}, {{0}}, y + r * ldy + n, ldy, rows - r < 32 ? rows - r : 32, outputs};
+                tile_sums(x.rows + r * bytes, columns, bytes, 0, sums, &block, relu, is_half);
+            block = (struct block){sums, x.scale + r, {{0}}, {{0}}, y + r * ldy + n, ldy, rows - r < 32 ? rows - r : 32, outputs};
             for (long j = 0; j < 2; j++) {
                 block.scale[j] = is_half ? broadcast(1.0f) : load_some(w->scale + n + j * LANES, outputs - j * LANES);
                 if (w->bias != NULL)

@@ -213,6 +213,17 @@ def test_nan_of_any_bits_is_an_error(bits: int, precision: str, build: str) -> N
 
 
 @pytest.mark.usefixtures("this_build")
+def test_pieces_are_forbidden_wherever_they_are() -> None:
+    torch.manual_seed(1)
+    one = Transformer(model().config, src_vocab_size=300, tgt_vocab_size=1300).eval()
+    allowed = {5, 513, 700, 1299}
+    forbidden = sorted(set(range(1300)) - allowed)
+    (found,) = by_kernels(one, [[5, 6]], max_lengths=[2], beam_size=20, n_best=20, length_penalty=0.0, forbidden_ids=forbidden)
+    assert len(found) == 16
+    assert {token for hypothesis in found for token in hypothesis.tokens} == allowed
+
+
+@pytest.mark.usefixtures("this_build")
 def test_nan_among_the_first_of_many_pieces_is_an_error() -> None:
     config = dataclasses.replace(model().config, tie_embeddings="none")
     torch.manual_seed(1)
