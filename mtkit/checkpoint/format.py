@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import mmap
 import os
-import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from mtkit import config as codec
 from mtkit.artefacts import Manifest, Verify, atomic_directory, verify_directory
-from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, SCALE_SUFFIX, TOKENIZER_NAME, find_model, read_tensor_header
+from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, SCALE_SUFFIX, TOKENIZER_NAME, find_model, read_open_header, read_tensor_header
 from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, stored_shapes, stored_type, widen
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
@@ -42,7 +41,6 @@ FORMAT = 1
 _MAX_LAYERS = 512
 _MAX_SIZE = 1 << 24
 """Of any dimension: what is far above all uses, and far below what overflows."""
-
 
 _STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
 
@@ -214,9 +212,12 @@ def _explained(path: Path) -> Iterator[None]:
         raise ArtefactError(f"{path}: is damaged: {error}", hint="Copy or make it anew.") from error
 
 
-def check_shapes(path: Path, shapes: Mapping[str, torch.Size], *, precision: StoredPrecision = "fp32") -> None:
-    """Compare the header of a safetensors file with the names, shapes and types that it should hold, without reading a tensor."""
-    header = read_tensor_header(path)
+def check_shapes(path: Path, shapes: Mapping[str, torch.Size]) -> None:
+    """Compare the header of a safetensors file in fp32 with the names and shapes that it should hold, without reading a tensor."""
+    _check_header(path, read_tensor_header(path), shapes, precision="fp32")
+
+
+def _check_header(path: Path, header: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size], *, precision: StoredPrecision) -> None:
     found = {name: tuple(entry["shape"]) for name, entry in header.items()}
     for name in sorted(shapes.keys() | found.keys()):
         if name not in found:
@@ -312,10 +313,11 @@ class StoredWeights(Mapping[str, Tensor]):
             # One open file from here on: whatever happens to its name, all weights are of one model.
             self._descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
-            check_shapes(path, self._stored, precision=description.precision)
-            self._header = read_tensor_header(path)
-            (header_size,) = struct.unpack("<Q", os.pread(self._descriptor, 8, 0))
-            self._start, self._size = 8 + header_size, os.fstat(self._descriptor).st_size
+            with open(self._descriptor, "rb", closefd=False) as stream:
+                self._header = read_open_header(stream, path)
+                self._start = stream.tell()
+            self._size = os.fstat(self._descriptor).st_size
+            _check_header(path, self._header, self._stored, precision=description.precision)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:

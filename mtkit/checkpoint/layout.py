@@ -6,7 +6,7 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mtkit.artefacts import MANIFEST_NAME, read_manifest
 from mtkit.data.tokenizer import META_NAME, Tokenizer
@@ -53,16 +53,22 @@ def read_tensor_header(path: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         with open(path, "rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            if size > min(MAX_HEADER_BYTES, os.fstat(stream.fileno()).st_size):
-                raise ArtefactError(f"{path}: is damaged: its header claims {size} bytes")
-            header = json.loads(stream.read(size))
+            return read_open_header(stream, path)
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_open_header(stream: BinaryIO, path: Path) -> dict[str, dict[str, Any]]:
+    """`read_tensor_header` of a file that is open at its beginning; the data begins where this ends. `path` is for messages."""
+    try:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        if size > min(MAX_HEADER_BYTES, os.fstat(stream.fileno()).st_size):
+            raise ArtefactError(f"{path}: is damaged: its header claims {size} bytes")
+        header = json.loads(stream.read(size))
         header.pop("__metadata__", None)
         for entry in header.values():
             if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
                 raise ValueError("a shape is not a list of whole numbers")
-    except OSError as error:
-        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(f"{path}: is not a safetensors file: {error}") from error
     return dict(header)

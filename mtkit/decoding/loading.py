@@ -9,7 +9,7 @@ from mtkit.checkpoint.format import BuildFn, build_model, load_model, read_descr
 from mtkit.checkpoint.layout import find_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine import slots
-from mtkit.decoding.quantize import NarrowPrecision, build_quantized, can_quantize, quantize_linear_layers
+from mtkit.decoding.quantize import NarrowPrecision, build_quantized, quantize_linear_layers
 from mtkit.decoding.translator import BATCH_TOKENS, SMALLEST_THREADED_WIDTH, SearchConfig, Translator
 from mtkit.distributed import num_cores
 from mtkit.errors import ArtefactError, UsageError
@@ -146,7 +146,7 @@ def _narrow(chosen: InferencePrecisionName, device: torch.device) -> NarrowPreci
     """The precision if it is one of linear layers only; None if it is one of the whole model."""
     if chosen == "int8":
         return "int8"
-    return "bf16" if chosen == "bf16" and device.type == "cpu" and can_quantize("bf16") else None
+    return "bf16" if chosen == "bf16" and device.type == "cpu" and kernels.has_bf16() else None
 
 
 def load_models(paths: Sequence[Path | str], *, build: BuildFn = build_model) -> tuple[list[Transformer], Tokenizer]:

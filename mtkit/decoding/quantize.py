@@ -108,11 +108,6 @@ def build_quantized(precision: NarrowPrecision) -> BuildFn:
     return build
 
 
-def can_quantize(precision: NarrowPrecision) -> bool:
-    """Whether linear layers can be in a precision here: int8 everywhere, bf16 where there are kernels for it."""
-    return precision == "int8" or kernels.has_bf16()
-
-
 def quantize_linear_layers(model: Transformer, precision: NarrowPrecision = "int8", weights: Mapping[str, Tensor] | None = None) -> Transformer:
     """Replace all matrices of a model but its embeddings, in place. It can translate and score on a CPU, and no more be trained or stored.
 

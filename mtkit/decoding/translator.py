@@ -1,5 +1,6 @@
 """Text in, text out: lines are segmented, sorted by length inside a window, searched in batches, and handed over in their own order."""
 
+import functools
 import hashlib
 import itertools
 import math
@@ -348,41 +349,35 @@ class Translator(LineTranslator):
                     return self._slots.run(sources)
                 forbidden, alpha, penalty = self._forbidden_ids, config.length_penalty, config.penalty
                 if self._rows is not None:
-                    return self._rows.search(
-                        sources,
-                        max_lengths=max_lengths,
-                        beam_size=config.beam_size,
-                        length_penalty=alpha,
-                        penalty=penalty,
-                        n_best=config.n_best,
-                        forbidden_ids=forbidden,
-                    )
-                step = model_step(self._models, *pad_sources(sources, device=device))
-                if config.method == "sample":
-                    return sample(
-                        step,
-                        max_lengths=max_lengths,
-                        seeds=[_line_seed(config.seed, line) for line in line_numbers],
-                        num_samples=config.n_best,
-                        length_penalty=alpha,
-                        penalty=penalty,
-                        temperature=config.temperature,
-                        top_k=config.top_k,
-                        top_p=config.top_p,
-                        forbidden_ids=forbidden,
-                        device=device,
-                    )
-                if config.beam_size == 1:
-                    return greedy_search(step, max_lengths=max_lengths, length_penalty=alpha, penalty=penalty, forbidden_ids=forbidden, device=device)
-                return beam_search(
-                    step,
+                    search = functools.partial(self._rows.search, sources)
+                else:
+                    step = model_step(self._models, *pad_sources(sources, device=device))
+                    if config.method == "sample":
+                        return sample(
+                            step,
+                            max_lengths=max_lengths,
+                            seeds=[_line_seed(config.seed, line) for line in line_numbers],
+                            num_samples=config.n_best,
+                            length_penalty=alpha,
+                            penalty=penalty,
+                            temperature=config.temperature,
+                            top_k=config.top_k,
+                            top_p=config.top_p,
+                            forbidden_ids=forbidden,
+                            device=device,
+                        )
+                    if config.beam_size == 1:
+                        return greedy_search(
+                            step, max_lengths=max_lengths, length_penalty=alpha, penalty=penalty, forbidden_ids=forbidden, device=device
+                        )
+                    search = functools.partial(beam_search, step, device=device)
+                return search(
                     max_lengths=max_lengths,
                     beam_size=config.beam_size,
                     length_penalty=alpha,
                     penalty=penalty,
                     n_best=config.n_best,
                     forbidden_ids=forbidden,
-                    device=device,
                 )
         except torch.OutOfMemoryError as error:
             raise ResourceError(

@@ -75,8 +75,9 @@ class GridAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, num_heads: int, dropout_rate: float = 0.0) -> Tensor:
         """See `Attention`."""
-        if q.requires_grad and dropout_rate == 0.0 and training.fits_attention(q, k, v, self.mask, num_heads=num_heads):
-            return training.attend_short(q, k, v, self.mask, sizes=(self.num_sentences, self.num_queries, self.num_keys), num_heads=num_heads)
+        sizes = (self.num_sentences, self.num_queries, self.num_keys)
+        if dropout_rate == 0.0 and (out := _attend_by_kernel(q, k, v, self.mask, sizes=sizes, num_heads=num_heads)) is not None:
+            return out
         lengths = (self.num_queries, self.num_keys, self.num_keys)
         sides = [off_grid(x, self.num_sentences, length) for x, length in zip((q, k, v), lengths, strict=True)]
         return on_grid(attend(*sides, mask=self.mask, num_heads=num_heads, dropout_rate=dropout_rate))
@@ -186,13 +187,12 @@ def attend(q_BTD: Tensor, k_BSD: Tensor, v_BSD: Tensor, *, mask: Tensor | None, 
         num_heads: H.
         dropout_rate: Probability of dropping an attention weight.
     """
-    is_short = q_BTD.shape[1] * k_BSD.shape[1] <= MATMUL_MAX_SCORES
-    trains_on_cpu = q_BTD.requires_grad and q_BTD.device.type == "cpu" and is_short
+    trains_on_cpu = _is_short_training(q_BTD, q_BTD.shape[1], k_BSD.shape[1])
     if mask is not None and trains_on_cpu and dropout_rate == 0.0:
-        q, k, v = (x.flatten(0, 1) for x in (q_BTD, k_BSD, v_BSD))
-        if training.fits_attention(q, k, v, mask, num_heads=num_heads):
-            sizes = (*q_BTD.shape[:2], k_BSD.shape[1])
-            return training.attend_short(q, k, v, mask, sizes=sizes, num_heads=num_heads).view(q_BTD.shape)
+        q_ND, k_MD, v_MD = (x.flatten(0, 1) for x in (q_BTD, k_BSD, v_BSD))
+        out_ND = _attend_by_kernel(q_ND, k_MD, v_MD, mask, sizes=(*q_BTD.shape[:2], k_BSD.shape[1]), num_heads=num_heads)
+        if out_ND is not None:
+            return out_ND.view(q_BTD.shape)
     q_BHTC, k_BHSC, v_BHSC = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q_BTD, k_BSD, v_BSD))
     # On CPUs, backward through torch's fused attention is slow for sentences: in bf16, at 128 x 18 tokens, five to nine times as slow as this.
     if mask is not None and trains_on_cpu:
@@ -220,6 +220,18 @@ def attend_in_groups(q_BGD: Tensor, k_BHNC: Tensor, v_BHNC: Tensor, mask: Tensor
             scores_BHGN.masked_fill_(~mask, torch.finfo(scores_BHGN.dtype).min)
         out_BHGC = torch.matmul(scores_BHGN.softmax(dim=3), v_BHNC)
     return out_BHGC.transpose(1, 2).flatten(2)
+
+
+def _is_short_training(q: Tensor, num_queries: int, num_keys: int) -> bool:
+    """Whether this trains on a CPU, in sentences short enough that the weights of attention may be in memory."""
+    return q.requires_grad and q.device.type == "cpu" and num_queries * num_keys <= MATMUL_MAX_SCORES
+
+
+def _attend_by_kernel(q_ND: Tensor, k_MD: Tensor, v_MD: Tensor, mask: Tensor, *, sizes: tuple[int, int, int], num_heads: int) -> Tensor | None:
+    """`training.attend_short`, see there, or None where that does not take these or is not made for them."""
+    if _is_short_training(q_ND, *sizes[1:]) and training.fits_attention(q_ND, k_MD, v_MD, mask, num_heads=num_heads):
+        return training.attend_short(q_ND, k_MD, v_MD, mask, sizes=sizes, num_heads=num_heads)
+    return None
 
 
 def _attend_by_matmul(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, *, mask: Tensor, dropout_rate: float) -> Tensor:

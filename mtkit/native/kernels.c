@@ -509,19 +509,6 @@ INLINE void multiply_keys(const long rows, const long width, const float *q, lon
             products[w * 4] = (products[w * 4] + products[w * 4 + 1]) + (products[w * 4 + 2] + products[w * 4 + 3]);
 }
 
-INLINE void multiply_values(const long rows, const long width, const float *weights, long ldw, const void *values, long at, long n, long channels,
-                            const float *factor, float *out, long ldo, const int is_half)
-{
-    vec sums[8] = {{0}};
-    for (long i = 0; i < n; i++)
-        for (long j = 0; j < rows; j++)
-            for (long w = 0; w < width; w++)
-                sums[w * 4 + j] += weights[j * ldw + i] * load_from(values, at + i * channels + w * LANES, is_half);
-    for (long j = 0; j < rows; j++)
-        for (long w = 0; w < width; w++)
-            store(out + j * ldo + w * LANES, sums[w * 4 + j] * factor[j]);
-}
-
 /* Attention of 1 or 4 queries of one sentence in one head to n keys; its blocks begin at `at`. */
 INLINE void attend_block(const long rows, const float *q, long ldq, const void *keys, const void *values, long at, long n, long channels, float scale,
                          float *scores, float *out, long ldo, const int is_half)
@@ -557,9 +544,9 @@ INLINE void attend_block(const long rows, const float *q, long ldq, const void *
     }
     long c = 0;
     for (; c + 2 * LANES <= channels; c += 2 * LANES)
-        multiply_values(rows, 2, scores, padded, values, at + c, n, channels, factor, out + c, ldo, is_half);
+        multiply_some(rows, 2, scores, padded, 1, values, at + c, channels, n, factor, out + c, ldo, is_half);
     for (; c < channels; c += LANES)
-        multiply_values(rows, 1, scores, padded, values, at + c, n, channels, factor, out + c, ldo, is_half);
+        multiply_some(rows, 1, scores, padded, 1, values, at + c, channels, n, factor, out + c, ldo, is_half);
 }
 
 INLINE void attend_rows(const float *q, long ldq, const void *keys, const void *values, const int32_t *start, const int32_t *count, long rows,
@@ -780,10 +767,10 @@ static void add_logits(float *logits, long ld, long rows, long first, long n, co
 
 /* What encoder and decoder have in common. */
 struct model {
-    long num_layers, heads, channels, activation, is_pre_norm;
+    long num_layers, heads, channels, activation;
     long is_half; /* whether keys and values are kept as bf16 */
     float epsilon;
-    struct norm last_norm; /* with pre-norm */
+    struct norm first_norm; /* with pre-norm: of the embeddings, for the first layer; NULL with post-norm */
     const float *embedding; /* [V, D] */
 };
 
@@ -801,6 +788,16 @@ static void embed(const struct model *model, const int64_t *tokens, const float 
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < d; i += LANES)
             store(x + r * d + i, load(model->embedding + tokens[r] * d + i) * sqrtf((float)d) + load(positions + r * ld + i));
+}
+
+/* Set y, what the first layer reads, from x, the embeddings. From here on y is the norm of x, and with post-norm x itself. */
+static struct room begin(const struct model *model, long rows, struct room room)
+{
+    if (model->first_norm.weight == NULL)
+        room.y = room.x;
+    else
+        add_norm(room.x, NULL, model->first_norm, model->epsilon, rows, model->heads * model->channels, room.y);
+    return room;
 }
 
 /* The feed-forward network, with the sum and the norm that follow: x and y, its input, become those of the next layer. */
@@ -822,7 +819,7 @@ static void feed_forward(const struct model *model, const struct linear *in, con
 
 struct encoder_layer {
     struct linear self_in, self_out, hidden_in, hidden_out;
-    struct norm norms[2]; /* of self-attention and feed-forward */
+    struct norm norms[2]; /* after self-attention and feed-forward; with pre-norm these are the ones before what comes next */
 };
 
 struct encoder {
@@ -855,19 +852,15 @@ void encode(const struct encoder *encoder, const int64_t *tokens, const float *p
             padded += round_up(length[end], 16);
         }
         tokens += rows;
-        if (model->is_pre_norm)
-            add_norm(now.x, NULL, encoder->layers[0].norms[0], model->epsilon, rows, d, now.y);
-        else
-            now.y = now.x;
+        now = begin(model, rows, now);
         for (long l = 0; l < model->num_layers; l++) {
             const struct encoder_layer *layer = &encoder->layers[l];
-            const struct norm next = l + 1 < model->num_layers ? encoder->layers[l + 1].norms[0] : model->last_norm;
             multiply(&layer->self_in, now.y, d, rows, 0, now.rounded, now.wide, 3 * d);
             arrange_keys(now.wide + d, now.wide + 2 * d, 3 * d, length + first, end - first, model->heads, model->channels, own_keys, own_values, 0);
             attend_sources(now.wide, 3 * d, own_keys, own_values, start, count, rows, model->heads, model->channels, now.scores, now.heads, 0);
             multiply(&layer->self_out, now.heads, d, rows, 0, now.rounded, now.wide, d);
-            add_norm(now.x, now.wide, layer->norms[model->is_pre_norm ? 1 : 0], model->epsilon, rows, d, now.y);
-            feed_forward(model, &layer->hidden_in, &layer->hidden_out, model->is_pre_norm ? next : layer->norms[1], rows, now);
+            add_norm(now.x, now.wide, layer->norms[0], model->epsilon, rows, d, now.y);
+            feed_forward(model, &layer->hidden_in, &layer->hidden_out, layer->norms[1], rows, now);
         }
         for (long l = 0; l < encoder->num_sources; l++) {
             multiply(&encoder->sources[l], now.y, d, rows, 0, now.rounded, now.wide, 2 * d);
@@ -882,7 +875,7 @@ void encode(const struct encoder *encoder, const int64_t *tokens, const float *p
 
 struct decoder_layer {
     struct linear self_in, self_out, cross_query, cross_out, hidden_in, hidden_out;
-    struct norm norms[3]; /* of self-attention, attention to the source, and feed-forward */
+    struct norm norms[3]; /* after self-attention, attention to the source, and feed-forward, see `encoder_layer` */
 };
 
 struct decoder {
@@ -914,13 +907,9 @@ void decode_step(const struct decoder *decoder, const struct step *step)
     const long rows = step->num_rows, d = model->heads * model->channels, now = step->num_steps - 1;
     struct room room = step->room;
     embed(model, step->tokens, step->position, 0, rows, room.x);
-    if (model->is_pre_norm)
-        add_norm(room.x, NULL, decoder->layers[0].norms[0], model->epsilon, rows, d, room.y);
-    else
-        room.y = room.x;
+    room = begin(model, rows, room);
     for (long l = 0; l < model->num_layers; l++) {
         const struct decoder_layer *layer = &decoder->layers[l];
-        const struct norm next = l + 1 < model->num_layers ? decoder->layers[l + 1].norms[0] : model->last_norm;
         for (long t = 0; t <= now; t++)
             step->pointers[t] = (const char *)step->kv[t] + l * step->rows_of_step[t] * 2 * d * size_of(model->is_half);
         multiply(&layer->self_in, room.y, d, rows, 0, room.rounded, room.wide, 3 * d);
@@ -930,14 +919,14 @@ void decode_step(const struct decoder *decoder, const struct step *step)
         attend_ancestors(room.wide, 3 * d, step->pointers, step->ancestor, step->ancestor_ld, now + 1, rows, model->heads, model->channels, room.scores,
                          room.heads, model->is_half);
         multiply(&layer->self_out, room.heads, d, rows, 0, room.rounded, room.wide, d);
-        add_norm(room.x, room.wide, layer->norms[model->is_pre_norm ? 1 : 0], model->epsilon, rows, d, room.y);
+        add_norm(room.x, room.wide, layer->norms[0], model->epsilon, rows, d, room.y);
 
         multiply(&layer->cross_query, room.y, d, rows, 0, room.rounded, room.wide, d);
         attend_sources(room.wide, d, step->keys[l], step->values[l], step->start, step->count, rows, model->heads, model->channels, room.scores,
                        room.heads, model->is_half);
         multiply(&layer->cross_out, room.heads, d, rows, 0, room.rounded, room.wide, d);
-        add_norm(room.x, room.wide, layer->norms[model->is_pre_norm ? 2 : 1], model->epsilon, rows, d, room.y);
-        feed_forward(model, &layer->hidden_in, &layer->hidden_out, model->is_pre_norm ? next : layer->norms[2], rows, room);
+        add_norm(room.x, room.wide, layer->norms[1], model->epsilon, rows, d, room.y);
+        feed_forward(model, &layer->hidden_in, &layer->hidden_out, layer->norms[2], rows, room);
     }
 #ifdef HAS_AVX2
     if (decoder->output.kind != FP32)

@@ -20,9 +20,6 @@ from mtkit.native import library, structs
 from mtkit.native.structs import LONG as _LONG
 from mtkit.native.structs import POINTER as _POINTER
 
-CHANNELS_MULTIPLE = 16
-"""Channels of a head have to be a multiple of this."""
-
 MAX_HEADS = 128
 """Heads of a model, at most."""
 
@@ -89,7 +86,7 @@ def has_bf16() -> bool:
 
 
 class Linear:
-    """y = x Wᵀ + b, for one thread.
+    """y = x Wᵀ + b, by as many threads as torch has.
 
     Args:
         weight_NK: W; it is copied.
@@ -192,8 +189,8 @@ class Stack:
     """
 
     linears: Sequence[Sequence[Linear]]
-    norms: Sequence[Sequence["Norm"]]
-    last_norm: "Norm | None"
+    norms: Sequence[Sequence[Norm]]
+    last_norm: Norm | None
     embedding_VD: Tensor
     num_heads: int
     activation: str
@@ -216,20 +213,20 @@ class Stack:
             heads=self.num_heads,
             channels=self.d_model // self.num_heads,
             activation=_ACTIVATIONS[self.activation],
-            is_pre_norm=self.last_norm is not None,
             is_half=self.in_half,
             epsilon=self.norms[0][0].eps,
-            last_norm=structs.Norm() if self.last_norm is None else self.last_norm.struct(),
+            first_norm=structs.Norm() if self.last_norm is None else self.norms[0][0].struct(),
             embedding=self.embedding_VD.data_ptr(),
         )
 
     def layer_structs(self, kind: type[ctypes.Structure]) -> ctypes.Array[Any]:
-        """The same for the layers."""
-        layers = zip(self.linears, self.norms, strict=True)
+        """The same for the layers. They have the norm after each part: with pre-norm that is the one before the next part."""
+        norms = [norm for layer in self.norms for norm in layer]
+        following = iter(norms if self.last_norm is None else [*norms[1:], self.last_norm])
         return (kind * len(self.linears))(
             *(
-                kind(*(linear.struct for linear in linears), (structs.Norm * len(norms))(*(norm.struct() for norm in norms)))
-                for linears, norms in layers
+                kind(*(linear.struct for linear in linears), (structs.Norm * len(own))(*(next(following).struct() for _ in own)))
+                for linears, own in zip(self.linears, self.norms, strict=True)
             )
         )
 
@@ -347,7 +344,7 @@ class Search:
         self._kv: list[Tensor] = []
         self._room = self._room_for(FIRST_STEPS)
 
-    def _room_for(self, num_steps: int) -> "_StackRoom":
+    def _room_for(self, num_steps: int) -> _StackRoom:
         stack = self._decoder.stack
         self._room_steps = num_steps
         return _StackRoom(stack, self._max_rows, num_scores=max(stack.num_heads * num_steps, 4 * _round_up(self._sources.longest, 16)))

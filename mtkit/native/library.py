@@ -29,7 +29,6 @@ _THREADS = "-fopenmp"
 _SECONDS_TO_COMPILE = 120.0
 
 
-@functools.cache
 def load() -> ctypes.CDLL | None:
     """The compiled kernels, or None where they cannot be had; `reason` then says why.
 

@@ -4,6 +4,9 @@ import ctypes
 
 POINTER, LONG = ctypes.c_void_p, ctypes.c_long
 
+CHANNELS_MULTIPLE = 16
+"""Channels of a head, and numbers of a row, have to be a multiple of this, which fills the registers of every processor."""
+
 
 class Linear(ctypes.Structure):
     """A matrix product's weights."""
@@ -27,9 +30,9 @@ class Model(ctypes.Structure):
     """What encoder and decoder have in common."""
 
     _fields_ = (
-        *[(name, LONG) for name in ("num_layers", "heads", "channels", "activation", "is_pre_norm", "is_half")],
+        *[(name, LONG) for name in ("num_layers", "heads", "channels", "activation", "is_half")],
         ("epsilon", ctypes.c_float),
-        ("last_norm", Norm),
+        ("first_norm", Norm),
         ("embedding", POINTER),
     )
 

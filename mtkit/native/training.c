@@ -35,14 +35,15 @@ struct attention {
     long ldo;
 };
 
-/* Rows of a head as fp32 [n, C], and, where there is room for them, as columns [C, n'], n' is n rounded up to 16, 0 where there are no rows. */
+/* Rows of a head as fp32 [n, C], and as columns [C, n'], n' is n rounded up to 16, 0 where there are no rows; only one of them where the other is NULL. */
 INLINE void take_head(const void *x, long ld, long n, long channels, float *rows, float *columns, const int is_half)
 {
     const long padded = round_up(n, 16);
     for (long i = 0; i < n; i++)
         for (long c = 0; c < channels; c += LANES) {
             const vec value = load_from(x, i * ld + c, is_half);
-            store(rows + i * channels + c, value);
+            if (rows != NULL)
+                store(rows + i * channels + c, value);
             if (columns != NULL)
                 for (long j = 0; j < LANES; j++)
                     columns[(c + j) * padded + i] = value[j];
@@ -51,20 +52,6 @@ INLINE void take_head(const void *x, long ld, long n, long channels, float *rows
         for (long c = 0; c < channels; c++)
             for (long i = n; i < padded; i++)
                 columns[c * padded + i] = 0.0f;
-}
-
-/* out[i] += sum over k of a[i, k] * b[k], of `rows` rows (1 or 4) and `width` registers of columns. */
-INLINE void multiply_some(const long rows, const long width, const float *a, long lda, long stride_a, const float *b, long ldb, long inner, float *out,
-                          long ldo)
-{
-    vec sums[8] = {{0}};
-    for (long k = 0; k < inner; k++)
-        for (long w = 0; w < width; w++)
-            for (long i = 0; i < rows; i++)
-                sums[w * 4 + i] += a[i * lda + k * stride_a] * load(b + k * ldb + w * LANES);
-    for (long i = 0; i < rows; i++)
-        for (long w = 0; w < width; w++)
-            store(out + i * ldo + w * LANES, sums[w * 4 + i]);
 }
 
 /* out [rows, columns] = a [rows, inner] b [inner, columns], for a multiple of LANES columns. Element (i, k) of a lies at i * lda + k * stride_a. */
@@ -77,13 +64,13 @@ INLINE void multiply_small(const float *a, long lda, long stride_a, const float 
             const float *left = a + i * lda;
             float *target = out + i * ldo + c;
             if (together == 4 && width == 2)
-                multiply_some(4, 2, left, lda, stride_a, b + c, ldb, inner, target, ldo);
+                multiply_some(4, 2, left, lda, stride_a, b, c, ldb, inner, NULL, target, ldo, 0);
             else if (together == 4)
-                multiply_some(4, 1, left, lda, stride_a, b + c, ldb, inner, target, ldo);
+                multiply_some(4, 1, left, lda, stride_a, b, c, ldb, inner, NULL, target, ldo, 0);
             else if (width == 2)
-                multiply_some(1, 2, left, lda, stride_a, b + c, ldb, inner, target, ldo);
+                multiply_some(1, 2, left, lda, stride_a, b, c, ldb, inner, NULL, target, ldo, 0);
             else
-                multiply_some(1, 1, left, lda, stride_a, b + c, ldb, inner, target, ldo);
+                multiply_some(1, 1, left, lda, stride_a, b, c, ldb, inner, NULL, target, ldo, 0);
             c += width * LANES;
         }
         i += together;
@@ -96,7 +83,7 @@ INLINE const void *moved(const void *x, long count, int is_half) { return (const
 static long room_of(const struct attention *a)
 {
     const long t = round_up(a->queries, 16), s = round_up(a->keys, 16), longest = t > s ? t : s;
-    return 6 * longest * a->channels + 2 * t * s;
+    return 5 * longest * a->channels + t * s;
 }
 
 INLINE void store_head(void *x, long ld, long n, long channels, const float *rows, float factor, const int is_half)
@@ -109,11 +96,11 @@ INLINE void store_head(void *x, long ld, long n, long channels, const float *row
 INLINE void attend_head(const struct attention *a, long b, long h, float *room, const int is_half)
 {
     const long t = a->queries, s = a->keys, c = a->channels, padded = round_up(s, 16), longest = round_up(t > s ? t : s, 16);
-    float *q = room, *k = q + longest * c, *keys = k + longest * c, *v = keys + longest * c, *out = v + longest * c;
+    float *q = room, *keys = q + longest * c, *v = keys + longest * c, *out = v + longest * c;
     float *weights = a->weights + (b * a->heads + h) * t * padded;
     const float scale = 1.0f / sqrtf((float)c);
     take_head(moved(a->q, b * t * a->ldq + h * c, is_half), a->ldq, t, c, q, NULL, is_half);
-    take_head(moved(a->k, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, k, keys, is_half);
+    take_head(moved(a->k, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, NULL, keys, is_half);
     take_head(moved(a->v, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, v, NULL, is_half);
     multiply_small(q, c, 1, keys, padded, t, c, padded, weights, padded);
     for (long i = 0; i < t; i++) {
@@ -158,8 +145,8 @@ struct attention_gradients {
 INLINE void attend_head_backward(const struct attention *a, const struct attention_gradients *g, long b, long h, float *room, const int is_half)
 {
     const long t = a->queries, s = a->keys, c = a->channels, d = a->heads * c, padded = round_up(s, 16), longest = round_up(t > s ? t : s, 16);
-    float *x = room, *other = x + longest * c, *columns = other + longest * c, *out = columns + longest * c, *result = out + longest * c;
-    float *scores = result + 2 * longest * c;
+    float *q = room, *k = q + longest * c, *values = k + longest * c, *out = values + longest * c, *result = out + longest * c;
+    float *scores = result + longest * c;
     const float *weights = a->weights + (b * a->heads + h) * t * padded;
     const float scale = 1.0f / sqrtf((float)c);
     take_head(moved(g->out, b * t * g->ldo + h * c, is_half), g->ldo, t, c, out, NULL, is_half);
@@ -167,8 +154,8 @@ INLINE void attend_head_backward(const struct attention *a, const struct attenti
     multiply_small(weights, 1, padded, out, c, s, t, c, result, c);
     store_head((void *)moved(g->v, b * s * d + h * c, is_half), d, s, c, result, 1.0f, is_half);
     /* of the scores: weights * (out v^T - its mean under the weights) */
-    take_head(moved(a->v, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, x, columns, is_half);
-    multiply_small(out, c, 1, columns, padded, t, c, padded, scores, padded);
+    take_head(moved(a->v, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, NULL, values, is_half);
+    multiply_small(out, c, 1, values, padded, t, c, padded, scores, padded);
     for (long i = 0; i < t; i++) {
         vec sum = {0};
         for (long j = 0; j < padded; j += LANES)
@@ -178,37 +165,24 @@ INLINE void attend_head_backward(const struct attention *a, const struct attenti
             store(scores + i * padded + j, (load(scores + i * padded + j) - mean) * load(weights + i * padded + j));
     }
     /* of the queries: scores k; of the keys: scores^T q */
-    take_head(moved(a->k, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, x, NULL, is_half);
-    multiply_small(scores, padded, 1, x, c, t, s, c, result, c);
+    take_head(moved(a->k, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, k, NULL, is_half);
+    multiply_small(scores, padded, 1, k, c, t, s, c, result, c);
     store_head((void *)moved(g->q, b * t * d + h * c, is_half), d, t, c, result, scale, is_half);
-    take_head(moved(a->q, b * t * a->ldq + h * c, is_half), a->ldq, t, c, other, NULL, is_half);
-    multiply_small(scores, 1, padded, other, c, s, t, c, result, c);
+    take_head(moved(a->q, b * t * a->ldq + h * c, is_half), a->ldq, t, c, q, NULL, is_half);
+    multiply_small(scores, 1, padded, q, c, s, t, c, result, c);
     store_head((void *)moved(g->k, b * s * d + h * c, is_half), d, s, c, result, scale, is_half);
 }
 
-/* Returns 0, or -1 if there is no memory. */
-long attention_forward(const struct attention *a)
+INLINE void do_head(const struct attention *a, const struct attention_gradients *g, long b, long h, float *room, const int is_half)
 {
-    long failed = 0;
-#pragma omp parallel reduction(+ : failed)
-    {
-        float *room = malloc(sizeof(float) * room_of(a));
-        failed = room == NULL;
-#pragma omp for
-        for (long head = 0; head < a->sentences * a->heads; head++) {
-            if (room == NULL)
-                continue;
-            if (a->is_half)
-                attend_head(a, head / a->heads, head % a->heads, room, 1);
-            else
-                attend_head(a, head / a->heads, head % a->heads, room, 0);
-        }
-        free(room);
-    }
-    return -failed;
+    if (g == NULL)
+        attend_head(a, b, h, room, is_half);
+    else
+        attend_head_backward(a, g, b, h, room, is_half);
 }
 
-long attention_backward(const struct attention *a, const struct attention_gradients *g)
+/* Forward, or with gradients backward. Returns 0, or -1 if there is no memory. */
+long attention(const struct attention *a, const struct attention_gradients *g)
 {
     long failed = 0;
 #pragma omp parallel reduction(+ : failed)
@@ -220,9 +194,9 @@ long attention_backward(const struct attention *a, const struct attention_gradie
             if (room == NULL)
                 continue;
             if (a->is_half)
-                attend_head_backward(a, g, head / a->heads, head % a->heads, room, 1);
+                do_head(a, g, head / a->heads, head % a->heads, room, 1);
             else
-                attend_head_backward(a, g, head / a->heads, head % a->heads, room, 0);
+                do_head(a, g, head / a->heads, head % a->heads, room, 0);
         }
         free(room);
     }

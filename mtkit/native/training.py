@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mtkit.native import library
+from mtkit.native.structs import CHANNELS_MULTIPLE
+from mtkit.native.structs import LONG as _LONG
+from mtkit.native.structs import POINTER as _POINTER
 
-CHANNELS_MULTIPLE = 16
-"""Channels of a head, and numbers of a row, have to be a multiple of this."""
-
-_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+_FLOAT = ctypes.c_float
 
 _ROWS_OF_CHUNK = 64  # of training.c
 
@@ -44,8 +44,7 @@ class _AttentionGradients(ctypes.Structure):
 
 
 _ARGUMENTS = {
-    "attention_forward": (_POINTER,),
-    "attention_backward": (_POINTER, _POINTER),
+    "attention": (_POINTER, _POINTER),
     "layer_norm_forward": (*[_POINTER] * 3, _FLOAT, _LONG, _LONG, *[_POINTER] * 3, _LONG),
     "layer_norm_backward": (*[_POINTER] * 5, _LONG, _LONG, *[_POINTER] * 3, _LONG),
     "dropout_add_forward": (*[_POINTER] * 3, _LONG, _FLOAT, _LONG, _POINTER, _LONG),
@@ -59,7 +58,7 @@ def _library() -> ctypes.CDLL:
     assert loaded is not None, library.reason()
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = types, _LONG if name.startswith("attention") else None
+        function.argtypes, function.restype = types, _LONG if name == "attention" else None
     return loaded
 
 
@@ -113,7 +112,7 @@ class _ShortAttention(torch.autograd.Function):
         out_ND[num_sentences * num_queries :] = 0.0
         weights = torch.empty(num_sentences, num_heads, num_queries, -(-num_keys // 16) * 16)
         attention = _attention(q_ND, k_MD, v_MD, mask_BTS, weights, out_ND)
-        _check(_library().attention_forward(ctypes.addressof(attention)))
+        _check(_library().attention(ctypes.addressof(attention), None))
         ctx.save_for_backward(q_ND, k_MD, v_MD, mask_BTS, weights)
         return out_ND
 
@@ -129,7 +128,7 @@ class _ShortAttention(torch.autograd.Function):
             grads[-1][used:] = 0.0
         out = _AttentionGradients(grad_ND.data_ptr(), grad_ND.stride(0), *(grad.data_ptr() for grad in grads))
         attention = _attention(q_ND, k_MD, v_MD, mask_BTS, weights, None)
-        _check(_library().attention_backward(ctypes.addressof(attention), ctypes.addressof(out)))
+        _check(_library().attention(ctypes.addressof(attention), ctypes.addressof(out)))
         return grads[0], grads[1], grads[2], None, None
 
 

@@ -161,6 +161,21 @@ INLINE vec exp_of_negative(vec x)
     return p * (vec)(((bits)shifted << 23) + 0x3f800000u); /* a product, so that NaN stays NaN whatever its bits */
 }
 
+/* out [rows, columns] = a [rows, inner] b [inner, columns], each row times its factor unless that is NULL, for 1 or 4 rows and `width` (1 or 2) registers
+ * of columns. Element (i, k) of a lies at i * lda + k * stride_a; row k of b begins at number `at` + k * ldb. */
+INLINE void multiply_some(const long rows, const long width, const float *a, long lda, long stride_a, const void *b, long at, long ldb, long inner,
+                          const float *factor, float *out, long ldo, const int is_half)
+{
+    vec sums[8] = {{0}};
+    for (long k = 0; k < inner; k++)
+        for (long w = 0; w < width; w++)
+            for (long i = 0; i < rows; i++)
+                sums[w * 4 + i] += a[i * lda + k * stride_a] * load_from(b, at + k * ldb + w * LANES, is_half);
+    for (long i = 0; i < rows; i++)
+        for (long w = 0; w < width; w++)
+            store(out + i * ldo + w * LANES, sums[w * 4 + i] * (factor == NULL ? 1.0f : factor[i]));
+}
+
 /* 0, 1, 2, ... */
 static const ints lane = {0, 1, 2, 3, 4, 5, 6, 7
 #if LANES == 16

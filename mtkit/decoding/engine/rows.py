@@ -21,6 +21,7 @@ from mtkit.decoding.search import Extensions, Hypothesis, search_extensions
 from mtkit.model.layers import DecoderLayer, EncoderLayer
 from mtkit.model.transformer import Decoder, Encoder, Transformer
 from mtkit.native import kernels
+from mtkit.native.structs import CHANNELS_MULTIPLE
 
 FIRST_CAPACITY = 64
 """Steps that the table of ancestors holds at first; it doubles when full."""
@@ -31,9 +32,9 @@ def fits(model: Transformer) -> bool:
     weight = model.src_weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not kernels.available():
         return False
-    if model.config.activation != "relu" and model.config.ffn_dim % kernels.CHANNELS_MULTIPLE != 0:
+    if model.config.activation != "relu" and model.config.ffn_dim % CHANNELS_MULTIPLE != 0:
         return False
-    has_fitting_heads = model.config.head_dim % kernels.CHANNELS_MULTIPLE == 0 and model.config.num_heads <= kernels.MAX_HEADS
+    has_fitting_heads = model.config.head_dim % CHANNELS_MULTIPLE == 0 and model.config.num_heads <= kernels.MAX_HEADS
     return has_fitting_heads and not any(isinstance(module, Int8Linear) for module in model.modules())
 
 
