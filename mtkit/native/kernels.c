@@ -146,6 +146,43 @@ void pack_fp32(const float *weight, long outputs, long inputs, float *packed)
             packed[n / PANEL * PANEL * inputs + k * PANEL + n % PANEL] = weight[n * inputs + k];
 }
 
+#define BYTES_AHEAD 4096 /* how far ahead weights are asked for: a page, since processors themselves do not look into the next one */
+
+/* Ask for what the next panels have in the place of 4 bytes of each output. */
+INLINE void ask_for_weights(const void *weights)
+{
+    for (long line = 0; line < PANEL * 4; line += 64)
+        __builtin_prefetch((const char *)weights + BYTES_AHEAD + line);
+}
+
+/* The products of some rows, up to ROWS_OF_PANEL, with a panel. */
+INLINE void multiply_panel_fp32(const long rows, const float *x, long ldx, const float *panel, long inputs, const vec *bias, long relu, float *y, long ldy,
+                                long count)
+{
+    vec sums[ROWS_OF_PANEL][2] = {{{0}}};
+    for (long k = 0; k < inputs; k++) {
+        ask_for_weights(panel + k * PANEL);
+        for (long i = 0; i < rows; i++)
+            for (long j = 0; j < 2; j++)
+                sums[i][j] += x[i * ldx + k] * load(panel + k * PANEL + j * LANES);
+    }
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < 2; j++)
+            store_some(y + i * ldy + j * LANES, finish(sums[i][j], broadcast(1.0f), bias[j], relu), count - j * LANES);
+}
+
+/* A statement that sees how many of `left` rows come next, ROWS_OF_PANEL at most, as a constant: only as many sums are formed as there are rows. */
+#define FOR_NEXT_ROWS(left, statement)                          \
+    switch ((left) < ROWS_OF_PANEL ? (left) : ROWS_OF_PANEL) {  \
+        WITH_ROWS(1, statement) WITH_ROWS(2, statement) WITH_ROWS(3, statement) WITH_ROWS(4, statement) \
+        WITH_ROWS(5, statement) WITH_ROWS(6, statement) WITH_ROWS(7, statement) WITH_ROWS(8, statement) \
+    }
+#define WITH_ROWS(n, statement)                                                  \
+    case n: {                                                                    \
+        enum { together = n < ROWS_OF_PANEL ? n : ROWS_OF_PANEL };               \
+        statement;                                                               \
+    } break;
+
 static void multiply_fp32(const struct linear *w, const float *x, long ldx, long rows, long relu, float *y, long ldy)
 {
     for (long n = 0; n < w->outputs; n += PANEL) {
@@ -154,19 +191,8 @@ static void multiply_fp32(const struct linear *w, const float *x, long ldx, long
         vec bias[2] = {{0}};
         for (long j = 0; w->bias != NULL && j < 2; j++)
             bias[j] = load_some(w->bias + n + j * LANES, count - j * LANES);
-        for (long r = 0; r < rows; r += ROWS_OF_PANEL) {
-            const float *row[ROWS_OF_PANEL];
-            vec sums[ROWS_OF_PANEL][2] = {{{0}}};
-            for (long i = 0; i < ROWS_OF_PANEL; i++)
-                row[i] = x + (r + i < rows ? r + i : r) * ldx;
-            for (long k = 0; k < w->inputs; k++)
-                for (long i = 0; i < ROWS_OF_PANEL; i++)
-                    for (long j = 0; j < 2; j++)
-                        sums[i][j] += row[i][k] * load(panel + k * PANEL + j * LANES);
-            for (long i = 0; i < ROWS_OF_PANEL && r + i < rows; i++)
-                for (long j = 0; j < 2; j++)
-                    store_some(y + (r + i) * ldy + n + j * LANES, finish(sums[i][j], broadcast(1.0f), bias[j], relu), count - j * LANES);
-        }
+        for (long r = 0; r < rows; r += ROWS_OF_PANEL)
+            FOR_NEXT_ROWS(rows - r, multiply_panel_fp32(together, x + r * ldx, ldx, panel, w->inputs, bias, relu, y + r * ldy + n, ldy, count))
     }
 }
 
@@ -195,10 +221,9 @@ static void round_to_int8(const float *x, long ldx, long rows, long k, struct ro
 #elif defined(HAS_AVX512)
             _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32((__m512)value), _mm512_set1_epi32(128))));
 #else
-            int32_t integers[8];
-            _mm256_storeu_si256((__m256i *)integers, _mm256_cvtps_epi32((__m256)value));
-            for (int j = 0; j < 8; j++)
-                q[i + j] = (int8_t)(integers[j] + 128);
+            const __m256i integers = _mm256_cvtps_epi32((__m256)value);
+            const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+            _mm_storel_epi64((__m128i *)(q + i), _mm_packus_epi16(_mm_add_epi16(half, _mm_set1_epi16(128)), half));
 #endif
         }
         out.scale[r] = most / 127.0f;
@@ -370,34 +395,46 @@ INLINE vec to_floats(ints x)
 #endif
 }
 
+/* What becomes of the sums of a panel, and where they go. */
+struct panel_end {
+    vec scale[2], excess[2], bias[2];
+    long relu, count;
+};
+
+INLINE void multiply_panel(const long rows, const int8_t *x, const float *row_scale, const int8_t *panel, long padded_k, const struct panel_end *end,
+                           float *y, long ldy)
+{
+    ints sums[ROWS_OF_PANEL][2] = {{{0}}};
+    for (long k = 0; k < padded_k; k += 4) {
+        ask_for_weights(panel + k * PANEL);
+        for (long i = 0; i < rows; i++) {
+            int32_t four;
+            memcpy(&four, x + i * padded_k + k, 4);
+            for (long j = 0; j < 2; j++)
+                sums[i][j] = add_products(sums[i][j], four, panel + k * PANEL + j * LANES * 4);
+        }
+    }
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < 2; j++) {
+            const vec value = finish(to_floats(sums[i][j]) - end->excess[j], end->scale[j] * row_scale[i], end->bias[j], end->relu);
+            store_some(y + i * ldy + j * LANES, value, end->count - j * LANES);
+        }
+}
+
 static void multiply_rounded(const struct linear *w, struct rounded x, long rows, long relu, float *y, long ldy)
 {
     const long padded_k = round_up(w->inputs, TILE_BYTES);
     for (long n = 0; n < w->outputs; n += PANEL) {
         const int8_t *panel = (const int8_t *)w->weight + n * padded_k;
-        const long count = w->outputs - n;
-        vec scale[2], excess[2], bias[2] = {{0}};
+        struct panel_end end = {.bias = {{0}}, .relu = relu, .count = w->outputs - n};
         for (long j = 0; j < 2; j++) {
-            scale[j] = load_some(w->scale + n + j * LANES, count - j * LANES);
-            excess[j] = load_some(w->excess + n + j * LANES, count - j * LANES);
+            end.scale[j] = load_some(w->scale + n + j * LANES, end.count - j * LANES);
+            end.excess[j] = load_some(w->excess + n + j * LANES, end.count - j * LANES);
             if (w->bias != NULL)
-                bias[j] = load_some(w->bias + n + j * LANES, count - j * LANES);
+                end.bias[j] = load_some(w->bias + n + j * LANES, end.count - j * LANES);
         }
-        for (long r = 0; r < rows; r += ROWS_OF_PANEL) {
-            ints sums[ROWS_OF_PANEL][2] = {{{0}}};
-            for (long k = 0; k < padded_k; k += 4)
-                for (long i = 0; i < ROWS_OF_PANEL; i++) {
-                    int32_t four;
-                    memcpy(&four, x.rows + (r + i) * padded_k + k, 4);
-                    for (long j = 0; j < 2; j++)
-                        sums[i][j] = add_products(sums[i][j], four, panel + k * PANEL + j * LANES * 4);
-                }
-            for (long i = 0; i < ROWS_OF_PANEL && r + i < rows; i++)
-                for (long j = 0; j < 2; j++) {
-                    const vec value = finish(to_floats(sums[i][j]) - excess[j], scale[j] * x.scale[r + i], bias[j], relu);
-                    store_some(y + (r + i) * ldy + n + j * LANES, value, count - j * LANES);
-                }
-        }
+        for (long r = 0; r < rows; r += ROWS_OF_PANEL)
+            FOR_NEXT_ROWS(rows - r, multiply_panel(together, x.rows + r * padded_k, x.scale + r, panel, padded_k, &end, y + r * ldy + n, ldy))
     }
 }
 #endif

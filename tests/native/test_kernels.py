@@ -127,6 +127,8 @@ def test_a_row_depends_on_itself_alone(build: str) -> None:
         together = linear(x)
         for number, row in enumerate(x):
             assert torch.equal(linear(row[None])[0], together[number]), build
+        for count in range(1, 18):
+            assert torch.equal(linear(x[:count]), together[:count]), (build, count)
 
 
 @pytest.mark.usefixtures("with_int8")
