@@ -502,19 +502,17 @@ INLINE void arrange(const float *k, const float *v, long ld, const int32_t *leng
     for (long s = 0; s < sentences; s++) {
         const long n = length[s], padded = round_up(n, 16);
         for (long h = 0; h < heads; h++, at += padded * channels)
-            for (long i = 0; i < padded; i++)
+            for (long i = 0; i < padded; i += LANES)
                 for (long c = 0; c < channels; c += LANES) {
-                    const long from = i * ld + h * channels + c;
-                    const vec key = i < n ? load(k + from) : broadcast(0.0f);
-                    const halves half = to_half(key);
+                    vec square[LANES];
                     for (long j = 0; j < LANES; j++) {
-                        const long to = at + (c + j) * padded + i;
-                        if (is_half)
-                            ((uint16_t *)keys)[to] = half[j];
-                        else
-                            ((float *)keys)[to] = key[j];
+                        const long from = (i + j) * ld + h * channels + c;
+                        square[j] = i + j < n ? load(k + from) : broadcast(0.0f);
+                        store_to(values, at + (i + j) * channels + c, i + j < n ? load(v + from) : broadcast(0.0f), is_half);
                     }
-                    store_to(values, at + i * channels + c, i < n ? load(v + from) : broadcast(0.0f), is_half);
+                    transpose(square);
+                    for (long j = 0; j < LANES; j++)
+                        store_to(keys, at + (c + j) * padded + i, square[j], is_half);
                 }
         k += n * ld;
         v += n * ld;

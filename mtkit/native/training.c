@@ -35,23 +35,24 @@ struct attention {
     long ldo;
 };
 
-/* Rows of a head as fp32 [n, C], and as columns [C, n'], n' is n rounded up to 16, 0 where there are no rows; only one of them where the other is NULL. */
+/* Rows of a head as fp32 [n, C], or, if that is NULL, as columns [C, n'], n' is n rounded up to 16, 0 where there are no rows. */
 INLINE void take_head(const void *x, long ld, long n, long channels, float *rows, float *columns, const int is_half)
 {
     const long padded = round_up(n, 16);
-    for (long i = 0; i < n; i++)
-        for (long c = 0; c < channels; c += LANES) {
-            const vec value = load_from(x, i * ld + c, is_half);
-            if (rows != NULL)
-                store(rows + i * channels + c, value);
-            if (columns != NULL)
+    if (rows != NULL)
+        for (long i = 0; i < n; i++)
+            for (long c = 0; c < channels; c += LANES)
+                store(rows + i * channels + c, load_from(x, i * ld + c, is_half));
+    else
+        for (long i = 0; i < padded; i += LANES)
+            for (long c = 0; c < channels; c += LANES) {
+                vec square[LANES];
                 for (long j = 0; j < LANES; j++)
-                    columns[(c + j) * padded + i] = value[j];
-        }
-    if (columns != NULL)
-        for (long c = 0; c < channels; c++)
-            for (long i = n; i < padded; i++)
-                columns[c * padded + i] = 0.0f;
+                    square[j] = i + j < n ? load_from(x, (i + j) * ld + c, is_half) : broadcast(0.0f);
+                transpose(square);
+                for (long j = 0; j < LANES; j++)
+                    store(columns + (c + j) * padded + i, square[j]);
+            }
 }
 
 /* out [rows, columns] = a [rows, inner] b [inner, columns], for a multiple of LANES columns. Element (i, k) of a lies at i * lda + k * stride_a. */

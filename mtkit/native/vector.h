@@ -147,6 +147,49 @@ INLINE vec sums_of(const vec *x)
 #endif
 }
 
+/* 0, 1, 2, ... */
+static const ints lane = {0, 1, 2, 3, 4, 5, 6, 7
+#if LANES == 16
+                          , 8, 9, 10, 11, 12, 13, 14, 15
+#endif
+};
+
+/* Numbers of a and, from LANES on, of b. */
+INLINE vec pick(vec a, vec b, const ints from)
+{
+#ifdef __clang__
+    vec picked;
+    for (int i = 0; i < LANES; i++)
+        picked[i] = from[i] < LANES ? a[from[i]] : b[from[i] - LANES];
+    return picked;
+#else
+    return __builtin_shuffle(a, b, from);
+#endif
+}
+
+/* Of each two rows so far apart, exchange the squares of that size beside the diagonal. */
+INLINE void exchange_squares(vec *rows, const int size)
+{
+    const ints is_right = (lane & size) != 0;
+    for (int i = 0; i < LANES; i++)
+        if ((i & size) == 0) {
+            const vec a = rows[i], b = rows[i + size];
+            rows[i] = pick(a, b, lane + (is_right & (LANES - size)));
+            rows[i + size] = pick(a, b, lane + (is_right & LANES) + (~is_right & size));
+        }
+}
+
+/* Make rows of the columns of LANES registers. */
+INLINE void transpose(vec *rows)
+{
+    exchange_squares(rows, 1);
+    exchange_squares(rows, 2);
+    exchange_squares(rows, 4);
+#if LANES == 16
+    exchange_squares(rows, 8);
+#endif
+}
+
 /* e^x for x <= 0, to 2 units in the last place where it matters: 2^n times 2^f for |f| <= 1/2, by the polynomial of degree 5 with the least error. */
 INLINE vec exp_of_negative(vec x)
 {
@@ -175,12 +218,5 @@ INLINE void multiply_some(const long rows, const long width, const float *a, lon
         for (long w = 0; w < width; w++)
             store(out + i * ldo + w * LANES, sums[w * 4 + i] * (factor == NULL ? 1.0f : factor[i]));
 }
-
-/* 0, 1, 2, ... */
-static const ints lane = {0, 1, 2, 3, 4, 5, 6, 7
-#if LANES == 16
-                          , 8, 9, 10, 11, 12, 13, 14, 15
-#endif
-};
 
 #endif
