@@ -1,5 +1,5 @@
 /* What training on a CPU does besides matrix products: attention in short sentences, LayerNorm, and dropout with the sum that follows it, forward and
- * backward, each in one pass over memory. `training.py` calls them.
+ * backward, and the softmax of the loss, each in one pass over memory. `training.py` calls them.
  *
  * Every function divides its rows among the threads that torch has (OpenMP), with the same result for any number of them. Numbers are fp32, or bf16
  * where `is_half` says so; all arithmetic is fp32.
@@ -281,4 +281,77 @@ void dropout_add_backward(const float *grad_out, const uint8_t *bytes, long thre
     for (long start = 0; start < n; start += NUMBERS_OF_CHUNK)
         for (long i = start; i < n && i < start + NUMBERS_OF_CHUNK; i += LANES)
             store_to(grad_change, i, keep(load(grad_out + i), bytes + i, threshold, scale), (int)is_half);
+}
+
+/* ---- the softmax of the loss ---- */
+
+/* Numbers first .. first + LANES - 1 of a row; behind its end -inf. */
+INLINE vec load_logits(const void *row, long first, long columns, const int is_half)
+{
+    if (first + LANES <= columns)
+        return load_from(row, first, is_half);
+    float some[LANES];
+    for (long i = 0; i < LANES; i++) {
+        const uint32_t half = is_half && first + i < columns ? (uint32_t)((const uint16_t *)row)[first + i] << 16 : 0;
+        some[i] = -INFINITY;
+        if (is_half && first + i < columns)
+            memcpy(some + i, &half, 4);
+        else if (first + i < columns)
+            some[i] = ((const float *)row)[first + i];
+    }
+    return load(some);
+}
+
+INLINE void store_logits(void *row, long first, long columns, vec value, const int is_half)
+{
+    if (first + LANES <= columns) {
+        store_to(row, first, value, is_half);
+        return;
+    }
+    char some[LANES * 4];
+    store_to(some, 0, value, is_half);
+    memcpy((char *)row + first * size_of(is_half), some, (columns - first) * size_of(is_half));
+}
+
+INLINE vec exp_below(vec x, float top)
+{
+    const vec distance = x - top;
+    return choose(distance < broadcast(-87.0f), broadcast(0.0f), exp_of_negative(distance)); /* NaN is kept */
+}
+
+INLINE void softmax_row(void *row, long target, float epsilon, long columns, float *log_sum, float *target_logit, const int is_half)
+{
+    const float logit = load_logits(row, target / LANES * LANES, columns, is_half)[target % LANES];
+    vec highest = broadcast(-INFINITY), sums[2] = {{0}};
+    for (long i = 0; i < columns; i += LANES)
+        highest = larger(highest, load_logits(row, i, columns, is_half));
+    const float top = largest_of(highest);
+    for (long i = 0; i < columns; i += 2 * LANES) {
+        sums[0] += exp_below(load_logits(row, i, columns, is_half), top);
+        if (i + LANES < columns)
+            sums[1] += exp_below(load_logits(row, i + LANES, columns, is_half), top);
+    }
+    const float sum = sum_of(sums[0] + sums[1]), factor = 1.0f / sum;
+    *log_sum = top + logf(sum);
+    *target_logit = logit;
+    for (long i = 0; i < columns; i += LANES) {
+        vec p = exp_below(load_logits(row, i, columns, is_half), top) * factor;
+        if (target - i >= 0 && target - i < LANES)
+            p[target - i] -= 1.0f - epsilon;
+        store_logits(row, i, columns, p, is_half);
+    }
+}
+
+/* Of each row of logits, dense [N, columns], the softmax, less 1 - epsilon at its target, in its place; and the logarithm of the sum of the exponentials,
+ * and the target's logit. */
+void softmax_less_target(void *logits, const int64_t *target, float epsilon, long rows, long columns, float *log_sum, float *target_logit, long is_half)
+{
+#pragma omp parallel for
+    for (long r = 0; r < rows; r++) {
+        void *row = (char *)logits + r * columns * size_of((int)is_half);
+        if (is_half)
+            softmax_row(row, target[r], epsilon, columns, log_sum + r, target_logit + r, 1);
+        else
+            softmax_row(row, target[r], epsilon, columns, log_sum + r, target_logit + r, 0);
+    }
 }

@@ -49,6 +49,7 @@ _ARGUMENTS = {
     "layer_norm_backward": (*[_POINTER] * 5, _LONG, _LONG, *[_POINTER] * 3, _LONG),
     "dropout_add_forward": (*[_POINTER] * 3, _LONG, _FLOAT, _LONG, _POINTER, _LONG),
     "dropout_add_backward": (*[_POINTER] * 2, _LONG, _FLOAT, _LONG, _POINTER, _LONG),
+    "softmax_less_target": (_POINTER, _POINTER, _FLOAT, _LONG, _LONG, _POINTER, _POINTER, _LONG),
 }
 
 
@@ -249,3 +250,34 @@ class _AddDropped(torch.autograd.Function):
             grad.data_ptr(), ctx.drawn.data_ptr(), ctx.threshold, ctx.scale, grad.numel(), grad_change.data_ptr(), ctx.dtype == torch.bfloat16
         )
         return grad, grad_change, None, None
+
+
+def fits_softmax(z_KR: Tensor) -> bool:
+    """Whether `softmax_less_target_` takes these logits."""
+    return z_KR.device.type == "cpu" and z_KR.dtype in DTYPES and z_KR.is_contiguous() and available()
+
+
+def softmax_less_target_(z_KR: Tensor, target_K: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Make softmax(z), less 1 - epsilon at the target, of the logits in their place. It has no gradient.
+
+    Args:
+        z_KR: Logits, fp32 or bf16.
+        target_K: A column of each row, int64.
+        epsilon: From 0 to 1.
+
+    Returns:
+        The logarithm of the sum of the exponentials of each row, and its logit at the target, both fp32 [K].
+    """
+    num_rows, num_columns = z_KR.shape
+    sums_2K = torch.empty(2, num_rows)
+    _library().softmax_less_target(
+        z_KR.data_ptr(),
+        target_K.contiguous().data_ptr(),
+        epsilon,
+        num_rows,
+        num_columns,
+        sums_2K[0].data_ptr(),
+        sums_2K[1].data_ptr(),
+        z_KR.dtype == torch.bfloat16,
+    )
+    return sums_2K[0], sums_2K[1]

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from mtkit.data.tokenizer import PAD_ID
 from mtkit.model.device import GRID, can_compile, needs_grid
+from mtkit.native import training as native
 
 CPU_CHUNK = 512
 """Target tokens whose logits exist at once on a CPU: so few that they stay in its cache and that their memory is used again and again."""
@@ -117,20 +118,10 @@ def _softmax_less_target(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Te
     return p_KR.to(z_KR.dtype).scatter_(1, y_K1, ((target_z_K1 - lse_K1).exp() - (1.0 - epsilon)).to(z_KR.dtype)), lse_K1, target_z_K1
 
 
-def _softmax_less_target_in_half(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for half precision on a CPU, where each pass over a copy in fp32 takes as long as a matrix product.
-
-    Log-sum-exp is that of the target, z - log p with p in half precision: a relative error of at most 2^-9 in p, to either side.
-    """
-    target_z_K1 = z_KR.gather(1, y_K1).float()
-    p_KR = torch.softmax(z_KR, dim=-1)
-    target_p_K1 = p_KR.gather(1, y_K1)
-    lse_K1 = target_z_K1 - target_p_K1.float().log()
-    lost_K = (target_p_K1[:, 0] < torch.finfo(z_KR.dtype).tiny).nonzero()[:, 0]  # p underflows
-    lse_K1[lost_K] = z_KR[lost_K].float().logsumexp(dim=-1, keepdim=True)
-    # In one dimension: torch scatters into rows of half precision by copying them all.
-    p_KR.view(-1)[torch.arange(0, p_KR.numel(), p_KR.shape[1]) + y_K1[:, 0]] = (target_p_K1 - (1.0 - epsilon))[:, 0]
-    return p_KR, lse_K1, target_z_K1
+def _softmax_less_target_by_kernel(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same on a CPU with kernels, in the memory of z."""
+    lse_K, target_z_K = native.softmax_less_target_(z_KR, y_K1[:, 0], epsilon)
+    return z_KR, lse_K[:, None], target_z_K[:, None]
 
 
 def _softmax_less_target_in_one_pass(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,9 +134,9 @@ def _softmax_less_target_in_one_pass(z_KR: Tensor, y_K1: Tensor, epsilon: float)
 
 def _softmax_for(z_KR: Tensor) -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
     """`_softmax_less_target` as it is fastest for these logits."""
-    if z_KR.dtype.itemsize > 2:
-        return _softmax_less_target
-    return _fused_softmax() if z_KR.is_cuda else _softmax_less_target_in_half
+    if native.fits_softmax(z_KR):
+        return _softmax_less_target_by_kernel
+    return _fused_softmax() if z_KR.is_cuda and z_KR.dtype.itemsize == 2 else _softmax_less_target
 
 
 @functools.cache

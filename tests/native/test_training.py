@@ -148,3 +148,42 @@ def test_threads_change_nothing(threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(left, right) for left, right in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_columns", [1, 5, 16, 17, 40, 1003])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_the_softmax_of_the_loss(num_columns: int, epsilon: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    num_rows = 37
+    z_KR, target_K = (torch.randn(num_rows, num_columns) * 6.0).to(dtype), torch.randint(num_columns, (num_rows,))
+    if num_columns > 5:
+        z_KR[:, -3:] = -torch.inf  # rows that pad the vocabulary
+        target_K %= num_columns - 3
+        z_KR[7] = -90.0
+        z_KR[7, (target_K[7] + 1) % (num_columns - 3)] = 90.0  # the target's probability is 0
+        z_KR[8] = -90.0
+        z_KR[8, target_K[8]] = 90.0  # it is 1
+    exact = z_KR.double()
+    log_sum, target_z = exact.logsumexp(dim=1), exact.gather(1, target_K[:, None])[:, 0]
+    expected = (exact - log_sum[:, None]).exp()
+    expected[torch.arange(num_rows), target_K] = torch.expm1(target_z - log_sum) + epsilon
+    assert training.fits_softmax(z_KR)
+    lse_K, target_z_K = training.softmax_less_target_(z_KR, target_K, epsilon)
+    torch.testing.assert_close(lse_K.double(), log_sum, rtol=1e-6, atol=1e-6)
+    assert torch.equal(target_z_K.double(), target_z)
+    # Each number for itself: half precision rounds once, and what is subtracted at the target is in fp32.
+    relative, absolute = (2**-8, 3e-7) if dtype == torch.bfloat16 else (2e-6, 3e-7)
+    torch.testing.assert_close(z_KR.double(), expected, rtol=relative, atol=absolute)
+    assert num_columns <= 5 or (z_KR[:, -3:] == 0.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("column", [0, 20, 34])
+def test_the_softmax_of_the_loss_keeps_nan(column: int, value: float, dtype: torch.dtype) -> None:
+    z_KR = torch.zeros(3, 35, dtype=dtype)
+    z_KR[1, column] = value
+    lse_K, _ = training.softmax_less_target_(z_KR, torch.tensor([1, 1, 1]), 0.1)
+    assert lse_K.isnan().tolist() == [False, True, False]
+    assert z_KR.isnan().any(dim=1).tolist() == [False, True, False]

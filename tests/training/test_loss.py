@@ -57,24 +57,23 @@ def test_equals_torch_in_float64(chunk: int, label_smoothing: float, monkeypatch
     assert not found[1].requires_grad
 
 
-def chunk_sizes(monkeypatch: pytest.MonkeyPatch, softmax: str) -> list[int]:
-    """A list that fills with the number of tokens of each chunk that goes through this function."""
+def chunk_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that fills with the number of tokens of each chunk."""
     seen: list[int] = []
-    real = getattr(module, softmax)
+    real = module._softmax_for
 
-    def spy(z_KR: Tensor, y_K1: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    def spy(z_KR: Tensor) -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
         seen.append(len(z_KR))
-        result: tuple[Tensor, Tensor, Tensor] = real(z_KR, y_K1, epsilon)
-        return result
+        return real(z_KR)
 
-    monkeypatch.setattr(module, softmax, spy)
+    monkeypatch.setattr(module, "_softmax_for", spy)
     return seen
 
 
 @pytest.mark.parametrize(("num_tokens", "sizes"), [(40, [14, 14, 12]), (15, [15]), (16, [8, 8]), (1, [1])])
 def test_chunks_are_about_equal_and_no_larger_than_the_limit(num_tokens: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU_CHUNK", 15)
-    seen = chunk_sizes(monkeypatch, "_softmax_less_target")
+    seen = chunk_sizes(monkeypatch)
     hidden_ND, weight_RD, target_N = inputs()
     smoothed_cross_entropy(hidden_ND[:num_tokens], weight_RD, target_N[:num_tokens], vocab_size=V, label_smoothing=0.1)
     assert seen == sizes
@@ -89,22 +88,10 @@ def test_the_softmax_for_one_kernel_is_the_plain_one() -> None:
         torch.testing.assert_close(part, right, rtol=1e-5, atol=1e-6)
 
 
-def test_the_softmax_for_half_precision_is_the_plain_one_rounded() -> None:
-    z_KR, y_K1 = (torch.randn(40, V) * 5.0).to(torch.bfloat16), torch.randint(V - 3, (40, 1))
-    z_KR[:, -3:] = -torch.inf
-    z_KR[7, y_K1[7]], z_KR[7, (y_K1[7] + 1) % (V - 3)] = -90.0, 90.0  # the target's probability is 0 in fp32 too
-    expected = module._softmax_less_target(z_KR.float(), y_K1, 0.1)
-    found = module._softmax_less_target_in_half(z_KR, y_K1, 0.1)
-    assert found[0].dtype == torch.bfloat16
-    torch.testing.assert_close(found[0].float(), expected[0], rtol=1e-2, atol=4e-3)
-    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=2**-8)
-    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0)
-
-
 def test_half_precision_on_a_cpu_multiplies_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CPU_CHUNK", 16)
     monkeypatch.setattr(module, "GRID", 8)
-    seen = chunk_sizes(monkeypatch, "_softmax_less_target_in_half")
+    seen = chunk_sizes(monkeypatch)
     hidden_ND, weight_RD, target_N = inputs()
     for num_tokens in (37, 33, 3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
