@@ -72,7 +72,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
         """Attend among the positions of x, [..., D], as `attention` has it."""
-        q, k, v = self.in_proj(x).chunk(3, dim=-1)
+        q, k, v = native.split_columns(self.in_proj(x), 3)
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(attention(q, k, v, num_heads=self.num_heads, dropout_rate=rate))
         return out
@@ -98,7 +98,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, kv: Tensor, attention: Attention) -> Tensor:
         """Attend from x, [..., D], to the source, whose keys and values `kv_proj` has made: [..., E]."""
-        k, v = kv.chunk(2, dim=-1)
+        k, v = native.split_columns(kv, 2)
         rate = self.dropout_rate if self.training else 0.0
         out: Tensor = self.out_proj(attention(self.q_proj(x), k, v, num_heads=self.num_heads, dropout_rate=rate))
         return out

@@ -136,16 +136,17 @@ INLINE void attend_head(const struct attention *a, long b, long h, float *room, 
     store_head((void *)moved(a->out, b * t * a->ldo + h * c, is_half), a->ldo, t, c, out, 1.0f, is_half);
 }
 
-/* Gradients of q, k and v, dense [rows, D], from that of out. */
+/* Gradients of q, k and v, from that of out. */
 struct attention_gradients {
     const void *out;
     long ldo;
     void *q, *k, *v;
+    long ldq, ldkv;
 };
 
 INLINE void attend_head_backward(const struct attention *a, const struct attention_gradients *g, long b, long h, float *room, const int is_half)
 {
-    const long t = a->queries, s = a->keys, c = a->channels, d = a->heads * c, padded = round_up(s, 16), longest = round_up(t > s ? t : s, 16);
+    const long t = a->queries, s = a->keys, c = a->channels, padded = round_up(s, 16), longest = round_up(t > s ? t : s, 16);
     float *q = room, *k = q + longest * c, *values = k + longest * c, *out = values + longest * c, *result = out + longest * c;
     float *scores = result + longest * c;
     const float *weights = a->weights + (b * a->heads + h) * t * padded;
@@ -153,7 +154,7 @@ INLINE void attend_head_backward(const struct attention *a, const struct attenti
     take_head(moved(g->out, b * t * g->ldo + h * c, is_half), g->ldo, t, c, out, NULL, is_half);
     /* of the values: weights^T out */
     multiply_small(weights, 1, padded, out, c, s, t, c, result, c);
-    store_head((void *)moved(g->v, b * s * d + h * c, is_half), d, s, c, result, 1.0f, is_half);
+    store_head((void *)moved(g->v, b * s * g->ldkv + h * c, is_half), g->ldkv, s, c, result, 1.0f, is_half);
     /* of the scores: weights * (out v^T - its mean under the weights) */
     take_head(moved(a->v, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, NULL, values, is_half);
     multiply_small(out, c, 1, values, padded, t, c, padded, scores, padded);
@@ -168,10 +169,10 @@ INLINE void attend_head_backward(const struct attention *a, const struct attenti
     /* of the queries: scores k; of the keys: scores^T q */
     take_head(moved(a->k, b * s * a->ldkv + h * c, is_half), a->ldkv, s, c, k, NULL, is_half);
     multiply_small(scores, padded, 1, k, c, t, s, c, result, c);
-    store_head((void *)moved(g->q, b * t * d + h * c, is_half), d, t, c, result, scale, is_half);
+    store_head((void *)moved(g->q, b * t * g->ldq + h * c, is_half), g->ldq, t, c, result, scale, is_half);
     take_head(moved(a->q, b * t * a->ldq + h * c, is_half), a->ldq, t, c, q, NULL, is_half);
     multiply_small(scores, 1, padded, q, c, s, t, c, result, c);
-    store_head((void *)moved(g->k, b * s * d + h * c, is_half), d, s, c, result, scale, is_half);
+    store_head((void *)moved(g->k, b * s * g->ldkv + h * c, is_half), g->ldkv, s, c, result, scale, is_half);
 }
 
 INLINE void do_head(const struct attention *a, const struct attention_gradients *g, long b, long h, float *room, const int is_half)

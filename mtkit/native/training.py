@@ -40,7 +40,7 @@ class _Attention(ctypes.Structure):
 
 
 class _AttentionGradients(ctypes.Structure):
-    _fields_ = (("out", _POINTER), ("ldo", _LONG), *[(name, _POINTER) for name in ("q", "k", "v")])
+    _fields_ = (("out", _POINTER), ("ldo", _LONG), *[(name, _POINTER) for name in ("q", "k", "v")], ("ldq", _LONG), ("ldkv", _LONG))
 
 
 _ARGUMENTS = {
@@ -123,14 +123,18 @@ class _ShortAttention(torch.autograd.Function):
         q_ND, k_MD, v_MD, mask_BTS, weights = ctx.saved_tensors
         num_sentences, num_queries, num_keys = mask_BTS.shape
         grad_ND = gradients[0].contiguous()
-        grads = []
-        for x, used in ((q_ND, num_sentences * num_queries), (k_MD, num_sentences * num_keys), (k_MD, num_sentences * num_keys)):
-            grads.append(torch.empty(x.shape, dtype=x.dtype))
-            grads[-1][used:] = 0.0
-        out = _AttentionGradients(grad_ND.data_ptr(), grad_ND.stride(0), *(grad.data_ptr() for grad in grads))
+        # What is a part of one matrix gets its gradient as a part of one: see `split_columns`.
+        if k_MD.shape == q_ND.shape and k_MD.untyped_storage().data_ptr() == q_ND.untyped_storage().data_ptr():
+            q_grad, k_grad, v_grad = q_ND.new_empty(len(q_ND), 3 * q_ND.shape[1]).chunk(3, dim=1)
+        else:
+            q_grad, (k_grad, v_grad) = q_ND.new_empty(q_ND.shape), k_MD.new_empty(len(k_MD), 2 * k_MD.shape[1]).chunk(2, dim=1)
+        for grad, used in ((q_grad, num_sentences * num_queries), (k_grad, num_sentences * num_keys), (v_grad, num_sentences * num_keys)):
+            grad[used:] = 0.0
+        addresses = [grad.data_ptr() for grad in (q_grad, k_grad, v_grad)]
+        out = _AttentionGradients(grad_ND.data_ptr(), grad_ND.stride(0), *addresses, q_grad.stride(0), k_grad.stride(0))
         attention = _attention(q_ND, k_MD, v_MD, mask_BTS, weights, None)
         _check(_library().attention(ctypes.addressof(attention), ctypes.addressof(out)))
-        return grads[0], grads[1], grads[2], None, None
+        return q_grad, k_grad, v_grad, None, None
 
 
 def _attention(q_ND: Tensor, k_MD: Tensor, v_MD: Tensor, mask_BTS: Tensor, weights: Tensor, out_ND: Tensor | None) -> _Attention:
@@ -157,6 +161,32 @@ def _attention(q_ND: Tensor, k_MD: Tensor, v_MD: Tensor, mask_BTS: Tensor, weigh
 def _check(result: int) -> None:
     if result != 0:
         raise MemoryError("no memory for attention")
+
+
+def split_columns(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    """`x.chunk(count, dim=-1)`, whose backward copies nothing where the gradients of the parts lie side by side already, as `attend_short` makes them."""
+    if x.device.type != "cpu" or not (x.requires_grad and torch.is_grad_enabled() and available()):
+        return x.chunk(count, dim=-1)
+    parts: tuple[Tensor, ...] = _SplitColumns.apply(x, count)  # type: ignore[no-untyped-call]
+    return parts
+
+
+class _SplitColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int) -> tuple[Tensor, ...]:
+        return x.chunk(count, dim=-1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        first = gradients[0]
+        width = first.shape[-1]
+        storage, start = first.untyped_storage().data_ptr(), first.storage_offset()
+        for number, part in enumerate(gradients):
+            place = (storage, start + number * width, first.stride())
+            if (part.untyped_storage().data_ptr(), part.storage_offset(), part.stride()) != place or part.stride(-2) < len(gradients) * width:
+                return torch.cat(gradients, dim=-1), None
+        return first.as_strided((*first.shape[:-1], len(gradients) * width), first.stride()), None
 
 
 def fits_rows(x: Tensor) -> bool:

@@ -88,6 +88,41 @@ def test_what_attention_does_not_take() -> None:
     assert not training.fits_attention(x, x.T.contiguous().T, x, mask, num_heads=2)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("shape", [(7, 3), (2, 5, 4)])
+def test_columns_are_split_and_put_together(shape: tuple[int, ...], count: int) -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(*shape[:-1], count * shape[-1], requires_grad=True)
+    parts = training.split_columns(wide, count)
+    assert all(torch.equal(part, right) for part, right in zip(parts, wide.chunk(count, dim=-1), strict=True))
+    together = torch.randn_like(wide)
+    (beside,) = torch.autograd.grad(parts, wide, together.chunk(count, dim=-1), retain_graph=True)
+    assert torch.equal(beside, together)
+    assert beside.data_ptr() == together.data_ptr()
+    # In another order, apart, or more than once, they are copied.
+    for gradients in (together.chunk(count, dim=-1)[::-1], [torch.randn_like(part) for part in parts]):
+        (found,) = torch.autograd.grad(parts, wide, gradients, retain_graph=True)
+        assert torch.equal(found, torch.cat(list(gradients), dim=-1))
+    (found,) = torch.autograd.grad([parts[0] * 2.0, parts[0]], wide, [together.chunk(count, dim=-1)[0]] * 2)
+    assert torch.equal(found, torch.cat([together.chunk(count, dim=-1)[0] * 3.0, torch.zeros_like(wide[..., shape[-1] :])], dim=-1))
+
+
+def test_gradients_of_parts_of_one_matrix_are_parts_of_one() -> None:
+    torch.manual_seed(0)
+    seen = torch.ones(4, 4, dtype=torch.bool)
+    for widths in ((3,), (1, 2)):  # attention to itself, and to another sequence
+        matrices = [torch.randn(8, 32 * width, requires_grad=True) for width in widths]
+        q, k, v = (part for matrix, width in zip(matrices, widths, strict=True) for part in matrix.chunk(width, dim=1))
+        out = training.attend_short(q, k, v, seen, sizes=(2, 4, 4), num_heads=2)
+        q_grad, k_grad, v_grad = torch.autograd.grad(out.sum(), (q, k, v))
+        assert v_grad.data_ptr() - k_grad.data_ptr() == 32 * 4
+        assert (k_grad.data_ptr() - q_grad.data_ptr() == 32 * 4) == (widths == (3,))
+    shared = torch.randn(16, 32, requires_grad=True)  # parts of one, but not of the same rows
+    q, k = shared[:4], shared[4:12]
+    out = training.attend_short(q, k, k, torch.ones(2, 4, dtype=torch.bool), sizes=(2, 2, 4), num_heads=2)
+    assert [grad.shape for grad in torch.autograd.grad(out.sum(), (q, k))] == [(4, 32), (8, 32)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 16), (130, 48), (4, 50, 128)])
 def test_layer_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
