@@ -164,7 +164,7 @@ def _check(result: int) -> None:
 
 
 def split_columns(x: Tensor, count: int) -> tuple[Tensor, ...]:
-    """`x.chunk(count, dim=-1)`, whose backward copies nothing where the gradients of the parts lie side by side already, as `attend_short` makes them."""
+    """`x.chunk(count, dim=-1)`. Its backward copies nothing where the gradients of the parts lie side by side, as `attend_short` makes them."""
     if x.device.type != "cpu" or not (x.requires_grad and torch.is_grad_enabled() and available()):
         return x.chunk(count, dim=-1)
     parts: tuple[Tensor, ...] = _SplitColumns.apply(x, count)  # type: ignore[no-untyped-call]
