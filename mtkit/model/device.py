@@ -125,12 +125,14 @@ def keep_freed_memory() -> None:
     """Let the C library keep freed memory for the next allocation, where it is glibc; for processes that do the same work again and again.
 
     By default it gives large blocks back to the system, which clears them page by page when they come again: ten thousand page faults for each update
-    of a small model on a CPU. Memory then stays at its peak between updates.
+    of a small model on a CPU. Memory then stays at its peak between updates. What is free already, after a model was loaded say, goes back first.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform.libc_ver()[0] == "glibc" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def record_graph(run: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:

@@ -392,6 +392,14 @@ class Search:
         _library().decode_step(ctypes.addressof(self._decoder.struct), ctypes.addressof(step))
         return value_RC, piece_RC
 
+    def num_rows(self, step: int) -> int:
+        """Of how many rows the keys and values of a step are stored."""
+        return self._kv[step].shape[1]
+
+    def keep_rows(self, step: int, rows: Tensor) -> None:
+        """Forget the keys and values that a step has of all rows but these, int32 or int64, ascending; rows are numbered anew."""
+        self._kv[step] = self._kv[step].index_select(1, rows)
+
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[Any]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

@@ -1,5 +1,6 @@
 import ctypes
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -118,6 +119,28 @@ def test_kept_memory_comes_again_without_page_faults() -> None:
     before, after = map(int, result.stdout.split())
     assert before >= 8 * 32, "64 MB are 32 huge pages at least"
     assert after < before / 10
+
+
+FREE_MEMORY = """
+from pathlib import Path
+from mtkit.model.device import keep_freed_memory
+
+def resident_pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+blocks = [bytearray(100_000) for _ in range(1000)]
+last = bytearray(100_000)  # what lies behind them in memory, or the C library would give them back by itself
+blocks.clear()
+before = resident_pages()
+keep_freed_memory()
+print(before - resident_pages(), last[0])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's allocator")
+def test_what_is_free_already_is_given_back() -> None:
+    result = subprocess.run([sys.executable, "-c", FREE_MEMORY], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120)
+    assert int(result.stdout.split()[0]) > 0.9 * 100e6 / os.sysconf("SC_PAGESIZE")
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

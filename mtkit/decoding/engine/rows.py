@@ -2,7 +2,8 @@
 and of the distribution over the vocabulary only the best pieces.
 
 A row is a hypothesis. Keys and values of a step stay where the projection has put them; what a row descends from is a table of row numbers, so that
-hypotheses that double, change places or end cost nothing but a look-up. The source is stored once per sentence, and rows know where theirs begins.
+hypotheses that double, change places or end cost nothing but a look-up. Some steps later those of which no hypothesis is left are dropped. The source
+is stored once per sentence, and rows know where theirs begins.
 
 Shapes: M source positions of all sentences, R rows, D = d_model, T steps, V target pieces.
 """
@@ -25,6 +26,9 @@ from mtkit.native.structs import CHANNELS_MULTIPLE
 
 FIRST_CAPACITY = 64
 """Steps that the table of ancestors holds at first; it doubles when full."""
+
+AGE_OF_THINNING = 8
+"""Steps after which keys and values are dropped of which no hypothesis is left: those of a beam descend from one or two that long ago."""
 
 
 def fits(model: Transformer) -> bool:
@@ -154,6 +158,15 @@ class _RowStep:
         if self._num_steps == self._ancestor_RT.shape[1]:
             self._ancestor_RT = functional.pad(self._ancestor_RT, (0, self._num_steps))
         self._ancestor_RT[:, self._num_steps] = rows_R
+        if self._num_steps >= AGE_OF_THINNING:
+            self._thin(self._num_steps - AGE_OF_THINNING)
         position_D = self._positions(self._num_steps + 1, like=self._like)[self._num_steps]
         self._num_steps += 1
         return Extensions(*self._search.step(tokens_R.contiguous(), position_D, self._ancestor_RT, self._start_R, self._count_R))
+
+    def _thin(self, step: int) -> None:
+        """Keep of a step what hypotheses descend from, if that is less than half of it."""
+        rows, places_R = torch.unique(self._ancestor_RT[:, step], return_inverse=True)
+        if 2 * len(rows) <= self._search.num_rows(step):
+            self._search.keep_rows(step, rows)
+            self._ancestor_RT[:, step] = places_R

@@ -164,6 +164,30 @@ def test_a_sentence_is_the_same_in_any_company(precision: str) -> None:
         assert by_kernels(one, [source], max_lengths=[30], beam_size=4, length_penalty=0.6, n_best=4, forbidden_ids=FORBIDDEN) == [expected]
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.usefixtures("this_build")
+def test_what_no_hypothesis_descends_from_is_dropped_and_changes_nothing(beam_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, batch = model(norm="pre"), sources(9)
+    options: dict[str, Any] = {"beam_size": beam_size, "n_best": beam_size, "length_penalty": 0.6, "forbidden_ids": never_ends(tiny_tokenizer())}
+    options["max_lengths"] = [10 + 3 * number for number in range(9)]
+    searches: list[kernels.Search] = []
+
+    class Seen(kernels.Search):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            searches.append(self)
+
+    monkeypatch.setattr(kernels, "Search", Seen)
+    results = []
+    for age in (10**6, 1, 3, rows.AGE_OF_THINNING):
+        monkeypatch.setattr(rows, "AGE_OF_THINNING", age)
+        results.append(by_kernels(one, batch, **options))
+    assert all(result == results[0] for result in results)
+    num_rows = [[search.num_rows(step) for step in range(34)] for search in searches]
+    assert num_rows[0][1] == 9 * beam_size
+    assert sum(num_rows[3]) < (0.7 if beam_size > 1 else 1.01) * sum(num_rows[0])
+
+
 @pytest.mark.usefixtures("this_build")
 def test_more_steps_than_there_is_room_for_at_first() -> None:
     one, batch = model(), [[5, 6, 7], [8] * 300]
