@@ -309,7 +309,7 @@ INLINE void store_logits(void *row, long first, long columns, vec value, const i
         store_to(row, first, value, is_half);
         return;
     }
-    char some[LANES * 4];
+    float some[LANES];
     store_to(some, 0, value, is_half);
     memcpy((char *)row + first * size_of(is_half), some, (columns - first) * size_of(is_half));
 }
