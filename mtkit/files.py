@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import secrets
@@ -42,6 +43,7 @@ READ_ERRORS = (OSError, EOFError, zlib.error)
 """What reading a stream of `open_bytes` may raise: gzip files that are cut or damaged raise the latter two (`BadGzipFile` is an OSError)."""
 
 _SPACE_HINT = "Free some space and run the command again."
+_DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = "\ufeff"
 _PACKED = (
@@ -234,7 +236,8 @@ def temporary_name(path: Path) -> Path:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that appears, or replaces the old one, only when complete and on disk.
 
-    A symbolic link is followed. A device or a named pipe is written to as it is, because it cannot be replaced by a file.
+    A symbolic link is followed. A device or a named pipe is written to as it is, because it cannot be replaced by a file; so is what this process has
+    open under a name such as /dev/stdout, from where it stands. A file that is replaced keeps its mode.
 
     Raises:
         ResourceError: The disk is full.
@@ -243,6 +246,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     temporary = temporary_name(target)
     with explain_write_errors(path, temporary):
+        if (descriptor := _own_descriptor(path)) is not None:
+            with open(os.dup(descriptor), "wb") as stream:
+                yield stream
+            return
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             with open(path, "wb") as stream:
                 yield stream
@@ -250,6 +257,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         try:
             make_directory(target.parent)
             with open(temporary, "xb") as stream:
+                if target.exists():
+                    os.fchmod(stream.fileno(), stat.S_IMODE(target.stat().st_mode))
                 yield stream
                 faults.reach("atomic.write")
                 stream.flush()
@@ -262,6 +271,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """The number of an open file of this process that a path stands for; None if it does not."""
+    if (found := _DESCRIPTOR.fullmatch(os.path.abspath(path))) is None:
+        return None
+    return {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -280,11 +296,19 @@ def read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ArtefactError(f"{path}: {path.stat().st_size} bytes are too many for a JSON file of mtkit")
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise ArtefactError(f"{path}: is not valid JSON: {error}") from error
+
+
+def _finite(text: str) -> float:
+    """A number of a JSON file; infinity and NaN are not JSON, although Python reads them."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def sync(path: Path) -> None:

@@ -373,14 +373,14 @@ def test_an_error_leaves_the_old_bytes_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("existing_mode", [None, 0o600])
-def test_the_mode_is_that_of_the_umask(tmp_path: Path, umask: int, existing_mode: int | None) -> None:
+def test_the_mode_is_that_of_the_file_before_or_of_the_umask(tmp_path: Path, umask: int, existing_mode: int | None) -> None:
     path = tmp_path / "out.de"
     if existing_mode is not None:
         path.touch(mode=existing_mode)
     with atomic_file(path) as stream:
         stream.write(b"new")
 
-    assert mode_of(path) == 0o666 & ~umask
+    assert mode_of(path) == (0o666 & ~umask if existing_mode is None else existing_mode & ~umask)
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -544,3 +544,23 @@ def test_json_that_is_missing_or_huge(tmp_path: Path) -> None:
         stream.truncate(files.MAX_JSON_BYTES + 1)  # a hole: takes no space
     with pytest.raises(ArtefactError, match="bytes are too many"):
         read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-Infinity", "NaN"])
+def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(f'{{"size": {number}}}')
+    with pytest.raises(ArtefactError, match="is not a finite number"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_is_open_already_is_written_to_from_where_it_stands(tmp_path: Path, name: str) -> None:
+    if not Path(name).exists():
+        pytest.skip(f"there is no {name} here")
+    path = tmp_path / "out"
+    path.write_text("before\n")
+    code = f"from pathlib import Path\nfrom mtkit.files import open_output\nwith open_output({name!r}) as output:\n    output.write('new')"
+    with open(path, "ab") as stream:
+        subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
+    assert path.read_text() == "before\nnew\n"

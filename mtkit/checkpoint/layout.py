@@ -84,6 +84,11 @@ def checkpoint_directories(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for path in paths if (match := _CHECKPOINT.fullmatch(path.name)))
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a directory of this name is, or was meant to be, a checkpoint."""
+    return _CHECKPOINT.fullmatch(name) is not None
+
+
 def find_model(path: Path) -> Path:
     """The model or checkpoint directory that a path stands for.
 

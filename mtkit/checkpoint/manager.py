@@ -7,6 +7,7 @@ touched, except what an earlier process of mtkit left half-written.
 import contextlib
 import math
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
-from mtkit.checkpoint.layout import checkpoint_directories
+from mtkit.checkpoint.layout import checkpoint_directories, is_checkpoint_name
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import make_directory, read_json, sync, temporary_name
 
@@ -113,10 +114,10 @@ class CheckpointManager:
         return None, []
 
     def _unreadable(self, stored: list[StoredCheckpoint]) -> list[str]:
-        """A line for each checkpoint whose manifest is there but does not count."""
+        """A line for each directory that has the name of a checkpoint, and something in it, but is none for want of a manifest or a state."""
         paths = {checkpoint.path for checkpoint in stored}
-        found = reversed(checkpoint_directories(self.directory))
-        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is damaged" for _, path in found if path not in paths]
+        named = sorted(path for path in self.directory.glob("step-*") if is_checkpoint_name(path.name) and path.is_dir() and any(path.iterdir()))
+        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is missing or damaged" for path in reversed(named) if path not in paths]
 
     @contextlib.contextmanager
     def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
@@ -128,7 +129,7 @@ class CheckpointManager:
         path = self.directory / f"step-{step:07d}"
         is_again = any(checkpoint.path == path for checkpoint in self.stored())
         if path.exists() and not is_again:
-            path.rename(temporary_name(path))
+            path.rename(path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}"))
         with atomic_directory(path, kind="checkpoint", config=config, inputs=inputs, overwrite=is_again) as temporary:
             yield temporary
         self.prune(step)

@@ -22,7 +22,7 @@ from mtkit.errors import MTKitError, ResourceError, is_out_of_memory
 BROKEN_PIPE_EXIT_CODE = 141
 INTERRUPT_EXIT_CODE = 130
 STDOUT, STDERR = 1, 2
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IDLE_SPINS = 4000
 """How often an idle OpenMP thread looks for work before it sleeps, see `_let_idle_threads_sleep`."""
 
@@ -49,10 +49,15 @@ class _Group(TyperGroup):
                 traceback.print_exc()
             code = _report(MemoryError())
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in _NO_SPACE and error.filename is None:
                 raise
-            where = "" if error.filename is None else f"{error.filename}: "
-            code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            if error.errno in _NO_SPACE:
+                code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
+            else:  # what cannot even be looked at: no permission, or a name that is too long
+                code = _report(MTKitError(f"{where}{error.strerror}"))
         _give_up(sys.stdout)
         raise typer.Exit(code)
 
@@ -119,8 +124,12 @@ for module in (tokenizer, preprocess, train, average, translate, score, export, 
 def main() -> None:
     """Entry point of the `mtkit` script."""
     _open_closed_streams()
+    _make_streams_dependable()
     _let_idle_threads_sleep()
-    is_rank = read_environment().size > 1
+    try:
+        is_rank = read_environment().size > 1
+    except MTKitError as error:
+        sys.exit(_report(error))
     try:
         app()
         code: object = 0
@@ -173,3 +182,17 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)  # the lowest free number, which is that of the closed stream
             raw = io.FileIO(descriptor, "r" if name == "stdin" else "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+
+
+def _make_streams_dependable() -> None:
+    """See to it that what is read and written through the standard streams is all of it.
+
+    Without a buffer (PYTHONUNBUFFERED), what the system does not take at once would be lost; and a stream that does not block, as some parents hand
+    it down, seems to be at its end, or full, when it only has to be waited for.
+    """
+    for descriptor in (0, STDOUT, STDERR):
+        with contextlib.suppress(OSError):
+            os.set_blocking(descriptor, True)
+    if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(sys.stdout.buffer, io.RawIOBase):
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.detach()), encoding=encoding, errors=errors, write_through=True)

@@ -112,11 +112,12 @@ def train(
     world = read_environment()
     if num_processes > 1 and world.size == 1:
         from mtkit.training.prepare import prepare_data
+        from mtkit.training.signals import StopRequest
 
         run = RunDirectory(path=output)
         if not resume:  # what can be refused is refused before others are started, who would wait for this one
             run.require_new()
-        with run.lock():
+        with StopRequest().listen() as stop, run.lock(), stop.at_once():
             run.require_same_config(config)
             say = partial(console.say, quiet=quiet)
             prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from mtkit.decoding import scoring
-from mtkit.decoding.scoring import PenaltyKind
-from mtkit.decoding.search import NEG_INF, Hypothesis, StepFn, refuse_nan
+from mtkit.decoding.scoring import PenaltyKind, refuse_nan
+from mtkit.decoding.search import NEG_INF, Hypothesis, StepFn
 
 
 def greedy_search(

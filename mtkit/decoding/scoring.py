@@ -9,7 +9,7 @@ Shapes: B sentences, S source positions, T target positions, N real target token
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from mtkit.data.batching import batches_by_length
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH, inference
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MTKitError
 from mtkit.model.transformer import Transformer
 
 PenaltyKind = Literal["gnmt", "power"]
@@ -105,6 +105,9 @@ def score_token_pairs(
         sources: Source ids.
         targets: Target ids, as many.
         batch_tokens: Positions of a batch, padding included. Does not change the result.
+
+    Raises:
+        MTKitError: The model gave NaN.
     """
     device = next(model.parameters()).device
     scores: dict[int, PairScore] = {}
@@ -117,6 +120,8 @@ def score_token_pairs(
             real_BT = batch.tgt_mask_BT
             log_probs_N = _log_probs(model, hidden_BTD[real_BT], batch.tgt_out_BT[real_BT])
             sums_B = torch.zeros(len(indices), dtype=torch.float64, device=device).index_add_(0, real_BT.nonzero()[:, 0], log_probs_N.double())
+            if not bool(sums_B.isfinite().all()):
+                refuse_nan()
             for index, log_prob in zip(indices, sums_B.tolist(), strict=True):
                 scores[index] = PairScore(log_prob=log_prob, num_tokens=len(targets[index]) + 1)
     return [scores[index] for index in range(len(lengths))]
@@ -126,3 +131,15 @@ def _log_probs(model: Transformer, hidden_ND: Tensor, target_N: Tensor) -> Tenso
     """Log-probabilities of the targets, fp32, a block of rows at a time."""
     blocks = zip(torch.split(hidden_ND, _LOGIT_ROWS), torch.split(target_N, _LOGIT_ROWS), strict=True)
     return torch.cat([model.logits(hidden).float().log_softmax(dim=-1).gather(1, target.unsqueeze(1)).squeeze(1) for hidden, target in blocks])
+
+
+def refuse_nan() -> NoReturn:
+    """Fail because a model gave NaN.
+
+    Raises:
+        MTKitError: Always.
+    """
+    raise MTKitError(
+        "the model gave NaN: its weights are damaged, or its numbers exceed the range of the precision",
+        hint="Try --precision fp32; if that does not help, translate with another checkpoint.",
+    )

@@ -18,15 +18,15 @@ What all searches share:
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtkit.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from mtkit.decoding import scoring
-from mtkit.decoding.scoring import PenaltyKind
-from mtkit.errors import ConfigError, MTKitError
+from mtkit.decoding.scoring import PenaltyKind, refuse_nan
+from mtkit.errors import ConfigError
 
 StepFn = Callable[[Tensor, Tensor], Tensor]
 """(tokens_R int64, parents_R int64) -> log_probs_RV fp32, a log-softmax. The search may write into the result."""
@@ -407,15 +407,3 @@ def largest_of_rows(x_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     columns_RW = torch.cat([columns_RW, rest], dim=1)
     values_RC, places_RC = x_RV.gather(1, columns_RW).topk(count, dim=1)
     return values_RC, columns_RW.gather(1, places_RC)
-
-
-def refuse_nan() -> NoReturn:
-    """Fail because a step function gave NaN.
-
-    Raises:
-        MTKitError: Always.
-    """
-    raise MTKitError(
-        "the model gave NaN: its weights are damaged, or its numbers exceed the range of the precision",
-        hint="Try --precision fp32; if that does not help, translate with another checkpoint.",
-    )

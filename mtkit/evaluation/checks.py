@@ -38,6 +38,8 @@ _SUBWORD = re.compile(r"\S@@(?: |$)|▁|￭|<0x[0-9A-F]{2}>")
 _CONTROL = re.compile(r"<(?:unk|pad|s|/s)>")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d+|#x[0-9a-fA-F]+);")
 _SGML_ROOT = re.compile(r"<(?:refset|srcset|tstset|mteval|dataset)\b", re.IGNORECASE)
+_LINES_BEFORE_ROOT = 20
+"""A file that is SGML or XML has its root in one of so many first lines; further on, such a tag is part of a sentence."""
 _SEG = re.compile(r"<seg\b", re.IGNORECASE)
 _RECORD = re.compile(r"\d+\t\d+\t[-\d.]*\t|\d+ \|\|\| |[STHDP]-\d+\t|\{\"")
 """How the lines of n-best lists (of mtkit, Moses and Marian, fairseq) and of JSON begin."""
@@ -87,7 +89,7 @@ def check_line_counts(texts: Sequence[NamedLines]) -> None:
 def find_markup(text: NamedLines) -> Finding | None:
     """Look whether a text is one of the SGML and XML files that test sets come in."""
     num_seg = _count(_SEG, text.lines)
-    if not (num_seg >= _SEG_SHARE * len(text.lines) > 0 or any(_SGML_ROOT.search(line) for line in text.lines)):
+    if not (num_seg >= _SEG_SHARE * len(text.lines) > 0 or any(_SGML_ROOT.match(line.lstrip()) for line in text.lines[:_LINES_BEFORE_ROOT])):
         return None
     hint = "Extract one sentence per line, or name the test set: --test-set wmt14/full -l en-de."
     return Finding(message=f"{text.name}: is SGML or XML, not plain text", hint=hint, is_certain=True)

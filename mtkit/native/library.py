@@ -96,18 +96,24 @@ def compiled(compiler: str, directory: Path, *, more_flags: Sequence[str] = ()) 
     version = _run([compiler, "--version"])
     what = (*(path.read_bytes() for path in sources), compiler.encode(), version, " ".join(flags).encode(), _processor())
     fingerprint = hashlib.sha256(b"\0".join(what)).hexdigest()[:32]
-    target = directory / f"kernels-{fingerprint}.so"
-    if not target.is_file():
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".kernels-", dir=directory) as scratch:
-            made = Path(scratch, target.name)
-            command = [compiler, *flags, "-o", str(made), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
-            try:
-                _run([*command, _THREADS])
-            except subprocess.CalledProcessError:
-                _run(command)
-            made.replace(target)
-    return target
+    # The name holds what the file holds too: to load one that is damaged would end the process without a word.
+    for found in sorted(directory.glob(f"kernels-{fingerprint}-*.so")):
+        if found.name == f"kernels-{fingerprint}-{_content(found)}.so":
+            return found
+        found.unlink(missing_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".kernels-", dir=directory) as scratch:
+        made = Path(scratch, "kernels.so")
+        command = [compiler, *flags, "-o", str(made), *(str(path) for path in sources if path.suffix == ".c"), "-lm"]
+        try:
+            _run([*command, _THREADS])
+        except subprocess.CalledProcessError:
+            _run(command)
+        return made.replace(directory / f"kernels-{fingerprint}-{_content(made)}.so")
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _run(command: Sequence[str]) -> bytes:
@@ -115,8 +121,9 @@ def _run(command: Sequence[str]) -> bytes:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         stdout, stderr = process.communicate(timeout=_SECONDS_TO_COMPILE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+    except BaseException:  # it takes too long, or whoever waits is to end: it must not go on alone
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
     if process.returncode != 0:

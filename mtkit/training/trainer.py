@@ -287,8 +287,9 @@ class Trainer:
                 raise
             raise ResourceError(
                 f"{what} does not fit into the memory of {self.place.device}",
-                hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}: the same update is then made in more passes. "
-                "--dry-run tries the largest batch. The last checkpoint is intact.",
+                hint=f"Lower batch.max_tokens, now {self.config.batch.max_tokens}, in a new --output: the same update is then made in more passes. "
+                "--dry-run tries the largest batch. The last checkpoint is intact: --init-from with this run goes on from its weights, "
+                "and the same command goes on where there is more memory.",
             ) from error
 
     def _skip(self, result: UpdateResult, placed: PlacedBatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.artefacts import MANIFEST_NAME
 from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, Metric, clean_up
 from mtkit.errors import ArtefactError, ConfigError
 from tests.helpers import REPOSITORY
@@ -335,3 +336,21 @@ def test_no_run_there(tmp_path: Path) -> None:
 def test_values_out_of_range(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CheckpointConfig(**values)
+
+
+def test_a_checkpoint_without_a_manifest_is_told_and_not_lost(tmp_path: Path) -> None:
+    keeper = manager(tmp_path)
+    add(keeper, 1)
+    add(keeper, 2)
+    (tmp_path / "step-0000002" / MANIFEST_NAME).unlink()
+    latest, damage = keeper.latest()
+    assert latest is not None
+    assert latest.step == 1
+    assert "step-0000002: its MANIFEST.json or state.json is missing" in damage[0]
+    add(keeper, 2)
+    clean_up(tmp_path)
+    assert any(path.name.startswith("step-0000002.damaged-") for path in tmp_path.iterdir())
+    for path in tmp_path.glob("step-000000?"):
+        (path / MANIFEST_NAME).unlink()
+    with pytest.raises(ArtefactError, match="every checkpoint is damaged"):
+        keeper.latest()

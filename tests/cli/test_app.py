@@ -448,3 +448,44 @@ def test_a_rank_ends_with_the_same_code_and_output(words: list[str], code: int) 
     alone, rank = (subprocess.run([sys.executable, "-m", "mtkit", *words], env=env, capture_output=True, check=False) for env in (None, environment))
     assert (rank.returncode, rank.stdout, rank.stderr) == (alone.returncode, alone.stdout, alone.stderr)
     assert rank.returncode == code
+
+
+# --- the standard streams -------------------------------------------------------------------------------------------------------------
+
+STREAMS = """
+import os, sys
+from mtkit.cli.app import _make_streams_dependable
+
+_make_streams_dependable()
+sys.stderr.write(f"{type(sys.stdout.buffer).__name__} {os.get_blocking(0)} {os.get_blocking(1)}")
+sys.stdout.write("text")
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_all_that_is_written_arrives_and_pauses_are_waited_for(unbuffered: str) -> None:
+    descriptors = [os.pipe(), os.pipe()]
+    for descriptor in (descriptors[0][0], descriptors[1][1]):
+        os.set_blocking(descriptor, False)
+    environment = {**measured_environment(), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", STREAMS]
+    result = subprocess.run(
+        command, stdin=descriptors[0][0], stdout=descriptors[1][1], stderr=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY, check=True
+    )
+    assert result.stderr == "BufferedWriter True True"
+    assert os.read(descriptors[1][0], 100) == b"text"
+    for pair in descriptors:
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+def test_a_path_that_cannot_be_looked_at_is_named() -> None:
+    result = CliRunner().invoke(app, ["translate", "x" * 300])
+    assert result.exit_code == 1
+    assert result.stderr.endswith("x: File name too long\n")
+
+
+def test_numbers_of_processes_that_do_not_fit_are_wrong_usage() -> None:
+    environment = {**measured_environment(), "RANK": "2", "WORLD_SIZE": "2"}
+    result = run(sys.executable, "-m", "mtkit", "--version", env=environment)
+    assert (result.returncode, result.stderr) == (2, "error: RANK=2 does not fit WORLD_SIZE=2\n")

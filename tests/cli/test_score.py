@@ -24,6 +24,7 @@ from mtkit.evaluation.checks import NamedLines
 from mtkit.evaluation.metrics import corpus_scores, sentence_scores, system_scores
 from mtkit.model.config import ModelConfig
 from mtkit.model.transformer import Transformer
+from mtkit.native import kernels
 
 Run = Callable[..., Any]
 
@@ -230,8 +231,9 @@ def test_a_model_scores_its_own_translations_as_it_did_when_translating(run: Run
         best = translation.hypotheses[0]
         # Text that the decoder spelled in another way than the tokenizer would is another token sequence.
         if best.finished and loaded.tokenizer.encode([best.text], "tgt") == [list(best.tokens)]:
-            # In int8 the kernels keep keys and values in bf16, which scoring does not.
-            assert float(log_prob) == pytest.approx(best.log_prob, abs=1e-4 if precision == "fp32" else 5e-3)
+            # In int8 the kernels keep keys and values in bf16, which scoring does not; with the fewer levels of AVX2 that moves more numbers.
+            coarse = 2e-2 if kernels.int8_level() == 1 else 5e-3
+            assert float(log_prob) == pytest.approx(best.log_prob, abs=1e-4 if precision == "fp32" else coarse)
             assert int(num_tokens) == len(best.tokens) + 1
             num_compared += 1
     assert num_compared >= 4

@@ -7,7 +7,7 @@ from torch.nn import functional
 from mtkit.data.tokenizer import BOS_ID, EOS_ID
 from mtkit.decoding import scoring
 from mtkit.decoding.scoring import PenaltyKind, length_penalty, score_pairs, score_token_pairs
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MTKitError
 from tests.decoding.builders import random_model, sentences, tiny_tokenizer, tokenizer_of_two
 
 
@@ -97,3 +97,11 @@ def test_different_line_counts_are_refused() -> None:
 
 def test_no_pairs() -> None:
     assert score_pairs(random_model(4), tiny_tokenizer(), [], []) == []
+
+
+def test_nan_is_an_error() -> None:
+    model = random_model(1)
+    with torch.no_grad():
+        model.src_weight[5, 0] = math.nan
+    with pytest.raises(MTKitError, match="the model gave NaN"):
+        score_token_pairs(model, [[5, 6]], [[7]])

@@ -168,3 +168,10 @@ def test_line_counts() -> None:
         check_line_counts([three, NamedLines(name="none.de", lines=[])])
     with pytest.raises(DataError, match="none.de: is empty"):
         check_line_counts([NamedLines(name="none.de", lines=[])])
+
+
+def test_a_tag_in_a_sentence_is_no_sgml() -> None:
+    for place, line in ((0, "Nimm das <dataset>-Tag."), (25, "<dataset> ist ein Tag.")):
+        hyps, refs = HYPS * 10, REFS * 10
+        refs[place] = line
+        assert not [finding for finding in look(hyps, refs) if "SGML" in finding.message]

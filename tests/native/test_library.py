@@ -3,8 +3,11 @@
 import ctypes
 import os
 import stat
+import subprocess
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +153,32 @@ def test_with_nowhere_to_put_them_there_are_none(tmp_path: Path, monkeypatch: py
     found, why = load()
     assert found is None
     assert "cannot be stored or loaded: no usable temporary directory" in why
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", None])
+def test_a_damaged_library_is_made_anew(cache_directory: Path, damage: bytes | None) -> None:
+    assert load()[0] is not None
+    (path,) = cache_directory.iterdir()
+    good = path.read_bytes()
+    path.unlink()  # it is loaded: another file has to have its name
+    path.write_bytes(good[: len(good) // 2] if damage is None else damage)
+    assert load()[0] is not None
+    (path,) = cache_directory.iterdir()
+    assert path.name.endswith(f"-{library._content(path)}.so")
+
+
+def test_a_compiler_ends_with_who_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path / "slow", f"echo $$ > {tmp_path / 'pid'}", "exec sleep 60")
+    real = subprocess.Popen.communicate
+
+    def stop(process: Any, *arguments: Any, **named: Any) -> Any:
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
+            time.sleep(0.01)
+        monkeypatch.setattr(subprocess.Popen, "communicate", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        library._run([str(tmp_path / "slow")])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

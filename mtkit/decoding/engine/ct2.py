@@ -25,8 +25,8 @@ from mtkit.checkpoint.ctranslate2 import COMPUTE_TYPES, WEIGHTS_NAME, import_ctr
 from mtkit.checkpoint.layout import CONFIG_NAME, EXPORT_KIND, TOKENIZER_NAME
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import EOS_ID, Tokenizer
-from mtkit.decoding.scoring import length_penalty
-from mtkit.decoding.search import Hypothesis, refuse_nan
+from mtkit.decoding.scoring import length_penalty, refuse_nan
+from mtkit.decoding.search import Hypothesis
 from mtkit.decoding.translator import BATCH_TOKENS, LineTranslator, SearchConfig
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
 from mtkit.model.device import InferencePrecisionName

@@ -15,7 +15,7 @@ import torch
 
 from mtkit.data.tokenizer import BOS_ID
 from mtkit.decoding import scoring
-from mtkit.decoding.scoring import PenaltyKind
+from mtkit.decoding.scoring import PenaltyKind, refuse_nan
 from mtkit.decoding.search import (
     NEG_INF,
     Finished,
@@ -27,7 +27,6 @@ from mtkit.decoding.search import (
     merge_finished,
     rank_candidates,
     read_lattice,
-    refuse_nan,
 )
 from mtkit.decoding.steps import pad_sources
 from mtkit.model.device import record_graph
