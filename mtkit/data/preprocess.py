@@ -38,7 +38,7 @@ from mtkit.data.shards import (
 from mtkit.data.sources import Skip
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ConfigError, DataError, MTKitError, UsageError
-from mtkit.files import open_output, read_json, write_json
+from mtkit.files import is_blank, open_output, read_json, write_json
 
 _HELD_OUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -235,6 +235,8 @@ def _read_held_out(corpus: Corpus, *, name: str, counts: ReadCounts) -> list[Tex
     pairs = list(corpus.pairs(counts=counts))
     if not pairs:
         raise DataError(f"{corpus.name}: is empty, so there is no {name} set")
+    if all(is_blank(src) or is_blank(tgt) for src, tgt in pairs):
+        raise DataError(f"{corpus.name}: holds no pair with text on both sides, so there is no {name} set")
     return pairs
 
 

@@ -94,6 +94,8 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
     is_finished = (shards / MANIFEST_NAME).is_file()
     if not is_finished:
         records, _ = train.check(), dev.check()  # unequal sides show now, not after a tokenizer was trained on them
+        if not dev.is_pipe:
+            _read_dev(dev)
         pipe = next((record.name for record in records if record.fingerprint is None), None)
         if pipe is not None and config.data.tokenizer is config.training.init_from is None:
             raise UsageError(
@@ -211,11 +213,15 @@ def _open_shards(config: TrainConfig, path: Path) -> RunData:
     return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
 
 
-def _open_stream(config: TrainConfig, output: Path) -> RunData:
-    dev_corpus = _corpus(config, config.data.dev, split="validation")
-    dev = DevSet.of(dev_corpus.pairs())
+def _read_dev(corpus: Corpus) -> DevSet:
+    dev = DevSet.of(corpus.pairs())
     if not dev.src_lines:
-        raise DataError(f"{dev_corpus.name}: holds no pair with text on both sides, so there is no dev set")
+        raise DataError(f"{corpus.name}: holds no pair with text on both sides, so there is no dev set")
+    return dev
+
+
+def _open_stream(config: TrainConfig, output: Path) -> RunData:
+    dev = _read_dev(_corpus(config, config.data.dev, split="validation"))
     tokenizer = load_tokenizer(_tokenizer_place(config, output))
     # A pair that no batch can hold is dropped with the others, so that there is no pool of such pairs only.
     longest = min(config.preprocess.filters.max_length or config.batch.max_tokens, config.batch.max_tokens - 1)

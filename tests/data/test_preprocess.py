@@ -239,6 +239,12 @@ def test_an_empty_dev_set_is_refused(tmp_path: Path, tokenizer: Tokenizer, write
         run(write_corpus(make_pairs(3)), tmp_path / "out", tokenizer, held_out={"dev": write_corpus([], name="dev")})
 
 
+def test_a_dev_set_without_text_is_refused(tmp_path: Path, tokenizer: Tokenizer, write_corpus: Any, make_pairs: Any) -> None:
+    with pytest.raises(DataError, match="holds no pair with text on both sides, so there is no dev set"):
+        run(write_corpus(make_pairs(3)), tmp_path / "out", tokenizer, held_out={"dev": write_corpus([("", "ein Wort"), ("a word", " ")], name="dev")})
+    assert not (tmp_path / "out").exists()
+
+
 def test_swapped_dev_files_are_refused(tmp_path: Path, tokenizer: Tokenizer, write_corpus: Any, make_pairs: Any) -> None:
     train = write_corpus(make_pairs(3))
     write_corpus(make_pairs(3), name="dev")

@@ -390,3 +390,11 @@ def test_a_tokenizer_is_not_needed_twice_for_a_pipe(text: Path, tmp_path: Path, 
     make(text, tmp_path / "run", f"data.train=['{text / 'pipe.tsv'}']", f"data.tokenizer={toy_shards}")
     writer.join()
     assert open_shards(tmp_path / "run" / "data" / "shards")[0].num_pairs == 120
+
+
+def test_a_dev_set_without_text_is_refused_before_any_work(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "train_tokenizer", lambda *_: pytest.fail("trained a tokenizer"))
+    (text / "dev.en").write_text("\n" * 15)
+    with pytest.raises(DataError, match=r"dev\.en .*dev\.de: holds no pair with text on both sides, so there is no dev set"):
+        make(text, tmp_path / "run")
+    assert not (tmp_path / "run" / "data").exists()
