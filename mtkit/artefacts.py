@@ -227,17 +227,13 @@ def read_manifest(path: Path, *, kind: str | None = None) -> Manifest:
     return manifest
 
 
-SMALL_FILE_BYTES = 1 << 20
-"""Files up to this size take no time to read: configs, vocabularies, tokenizers, counts."""
-
-
 def verify_directory(path: Path, *, kind: str | None = None, level: Verify = "fast") -> Manifest:
     """Check an artefact directory against its manifest.
 
     Args:
         path: The directory.
         kind: What it has to be, or None for anything.
-        level: `fast` compares names and sizes, and the sha256 of files of up to `SMALL_FILE_BYTES`; `full` that of every file.
+        level: `fast` compares names and sizes, `full` also the sha256 of every file.
 
     Raises:
         ArtefactError: A file is missing, has another size or other bytes.
@@ -248,7 +244,7 @@ def verify_directory(path: Path, *, kind: str | None = None, level: Verify = "fa
         try:
             size = file.stat().st_size
             damage = f"has {size} bytes, its manifest says {record.size}" if size != record.size else None
-            if damage is None and (level == "full" or size <= SMALL_FILE_BYTES):
+            if damage is None and level == "full":
                 damage = record.damage(FileRecord.of(file))
         except OSError as error:
             damage = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
