@@ -145,7 +145,7 @@ def preprocess(
     if not is_free(output):
         return _existing_report(output, job=job, filters=config.filters)
     counts = ReadCounts()
-    held_out_pairs = {name: _read_held_out(corpus, name=name, counts=counts) for name, corpus in held_out.items()}
+    held_out_pairs = {name: read_held_out(corpus, name=name, counts=counts) for name, corpus in held_out.items()}
     with partial_shards(output, job=job.shards_key) as partial:
         num_reused = len(partial.records)
         _write_shards(train, tokenizer=tokenizer, config=config, num_workers=num_workers, partial=partial, counts=counts, progress=progress)
@@ -231,7 +231,17 @@ def _existing_report(output: Path, *, job: _Job, filters: FilterConfig) -> Prepr
 # --- making it --------------------------------------------------------------------------------------------------------------------------
 
 
-def _read_held_out(corpus: Corpus, *, name: str, counts: ReadCounts) -> list[TextPair]:
+def read_held_out(corpus: Corpus, *, name: str, counts: ReadCounts | None = None) -> list[TextPair]:
+    """Read all pairs of a held-out set.
+
+    Args:
+        corpus: The set.
+        name: What it is called in messages.
+        counts: Receives the numbers of mended lines.
+
+    Raises:
+        DataError: No pair has text on both sides, or the corpus cannot be read.
+    """
     pairs = list(corpus.pairs(counts=counts))
     if not pairs:
         raise DataError(f"{corpus.name}: is empty, so there is no {name} set")

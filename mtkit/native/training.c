@@ -21,6 +21,13 @@ long has_threads(void)
 #endif
 }
 
+/* e^(x - top) for x <= top, and 0, not nearly 0, far below. */
+INLINE vec exp_below(vec x, float top)
+{
+    const vec distance = x - top;
+    return choose(distance < broadcast(-87.0f), broadcast(0.0f), exp_of_negative(distance)); /* NaN is kept */
+}
+
 /* ---- attention ---- */
 
 /* Sentences in one of two layouts: row b T + t of q, out and the gradients, row b S + s of k and v; "ld" is the distance of two rows in numbers. */
@@ -123,10 +130,9 @@ INLINE void attend_head(const struct attention *a, long b, long h, float *room, 
         }
         const float top = largest_of(highest);
         for (long j = 0; j < padded; j += LANES) {
-            const vec x = load(row + j) - top;
-            const vec kept = choose(x < broadcast(-87.0f), broadcast(0.0f), exp_of_negative(x)); /* NaN is kept */
-            store(row + j, kept);
-            sum += kept;
+            const vec e = exp_below(load(row + j), top);
+            store(row + j, e);
+            sum += e;
         }
         const float factor = 1.0f / sum_of(sum);
         for (long j = 0; j < padded; j += LANES)
@@ -312,12 +318,6 @@ INLINE void store_logits(void *row, long first, long columns, vec value, const i
     float some[LANES];
     store_to(some, 0, value, is_half);
     memcpy((char *)row + first * size_of(is_half), some, (columns - first) * size_of(is_half));
-}
-
-INLINE vec exp_below(vec x, float top)
-{
-    const vec distance = x - top;
-    return choose(distance < broadcast(-87.0f), broadcast(0.0f), exp_of_negative(distance)); /* NaN is kept */
 }
 
 INLINE void softmax_row(void *row, long target, float epsilon, long columns, float *log_sum, float *target_logit, const int is_half)

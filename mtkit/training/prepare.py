@@ -16,7 +16,7 @@ from mtkit.checkpoint.layout import DATA_NAME, SHARDS_NAME, TOKENIZER_NAME, load
 from mtkit.data.corpus import HUB_PREFIX, Corpus, check_directions, parse_corpus
 from mtkit.data.order import MixedOrder, Order
 from mtkit.data.pools import PoolSource, ShardPools
-from mtkit.data.preprocess import preprocess
+from mtkit.data.preprocess import preprocess, read_held_out
 from mtkit.data.shards import ShardSet
 from mtkit.data.stream import StreamPools
 from mtkit.data.subword import SampledPools, SubwordSampler
@@ -95,7 +95,7 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
     if not is_finished:
         records, _ = train.check(), dev.check()  # unequal sides show now, not after a tokenizer was trained on them
         if not dev.is_pipe:
-            _read_dev(dev)
+            read_held_out(dev, name="dev")
         pipe = next((record.name for record in records if record.fingerprint is None), None)
         if pipe is not None and config.data.tokenizer is config.training.init_from is None:
             raise UsageError(
@@ -213,15 +213,8 @@ def _open_shards(config: TrainConfig, path: Path) -> RunData:
     return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
 
 
-def _read_dev(corpus: Corpus) -> DevSet:
-    dev = DevSet.of(corpus.pairs())
-    if not dev.src_lines:
-        raise DataError(f"{corpus.name}: holds no pair with text on both sides, so there is no dev set")
-    return dev
-
-
 def _open_stream(config: TrainConfig, output: Path) -> RunData:
-    dev = _read_dev(_corpus(config, config.data.dev, split="validation"))
+    dev = DevSet.of(read_held_out(_corpus(config, config.data.dev, split="validation"), name="dev"))
     tokenizer = load_tokenizer(_tokenizer_place(config, output))
     # A pair that no batch can hold is dropped with the others, so that there is no pool of such pairs only.
     longest = min(config.preprocess.filters.max_length or config.batch.max_tokens, config.batch.max_tokens - 1)
