@@ -1,5 +1,7 @@
 """What tests of several modules share."""
 
+import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -7,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from mtkit.artefacts import MANIFEST_NAME
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -17,6 +21,14 @@ def shared_data(name: str) -> Path:
     if not (root / name).is_dir():
         pytest.skip(f"needs the data set {name} in MTKIT_TEST_DATA")
     return root / name
+
+
+def refresh_manifest(path: Path) -> None:
+    """Have the manifest beside a file agree with it, as somebody would who changes the file with a purpose."""
+    manifest_path = path.parent / MANIFEST_NAME
+    manifest = json.loads(manifest_path.read_text())
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest_path.write_text(json.dumps(manifest))
 
 
 def run_on_two_ranks(module: str, *arguments: str | Path) -> None:

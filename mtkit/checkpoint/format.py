@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtkit import config as codec
-from mtkit.artefacts import Manifest, Verify, atomic_directory, verify_directory
+from mtkit.artefacts import atomic_directory, verify_directory
 from mtkit.checkpoint.layout import CARD_NAME, CONFIG_NAME, MODEL_NAME, SCALE_SUFFIX, TOKENIZER_NAME, find_model, read_open_header, read_tensor_header
 from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, stored_shapes, stored_type, widen
 from mtkit.data.tokenizer import Tokenizer
@@ -41,6 +41,9 @@ FORMAT = 1
 _MAX_LAYERS = 512
 _MAX_SIZE = 1 << 24
 """Of any dimension: what is far above all uses, and far below what overflows."""
+
+_MODEL_PARTS = (MODEL_NAME, CONFIG_NAME, TOKENIZER_NAME)
+"""What a model consists of, also where it is a part of a checkpoint."""
 
 _STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I8": torch.int8}
 
@@ -208,7 +211,9 @@ def _explained(path: Path) -> Iterator[None]:
     """A block that reads a safetensors file."""
     try:
         yield
-    except (SafetensorError, OSError, ValueError) as error:
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
         raise ArtefactError(f"{path}: is damaged: {error}", hint="Copy or make it anew.") from error
 
 
@@ -269,20 +274,19 @@ BuildFn = Callable[[ModelDescription, Mapping[str, Tensor]], Transformer]
 """Makes a model of a description and its weights in fp32."""
 
 
-def load_model(path: Path | str, *, device: torch.device | str = "cpu", verify: Verify = "fast", build: BuildFn | None = None) -> LoadedModel:
-    """Load a model for use.
+def load_model(path: Path | str, *, device: torch.device | str = "cpu", build: BuildFn | None = None) -> LoadedModel:
+    """Load a model for use, after all of its files were compared with their manifest: a damaged one could translate as if it were whole.
 
     Args:
         path: A model directory, a checkpoint directory, or a run directory.
         device: Where the weights go.
-        verify: How far the files are checked against their manifest.
         build: What makes the model of its weights; None = `build_model`.
 
     Raises:
         ArtefactError: There is no model, it is damaged, or its parts do not fit each other.
     """
     directory = find_model(Path(path))
-    manifest: Manifest = verify_directory(directory, level=verify)
+    manifest = verify_directory(directory, level="full", parts=_MODEL_PARTS)
     required = {MODEL_NAME, CONFIG_NAME}
     if not required <= manifest.files.keys():
         raise ArtefactError(f"{directory}: its manifest lacks {', '.join(sorted(required - manifest.files.keys()))}")

@@ -38,7 +38,7 @@ def export(
     require_free(output)
     from mtkit.checkpoint.format import load_model
 
-    loaded = load_model(model, verify="full")
+    loaded = load_model(model)
     if format_ == "mtkit":
         from mtkit.checkpoint.format import save_narrow_model
 

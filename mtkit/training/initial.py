@@ -8,10 +8,11 @@ import torch
 from mtkit import config as codec
 from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, StoredWeights, copy_parameters, read_description, require_fitting_tokenizer
-from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model
+from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.training.config import TrainConfig
+from mtkit.training.optim import optimizer_kind
 from mtkit.training.state import OPTIMIZER_NAME, restore_optimizer
 from mtkit.training.step import Updater
 
@@ -67,12 +68,12 @@ def open_initial(config: TrainConfig) -> InitialModel | None:
 
     Raises:
         ArtefactError: There is no model, it is damaged, or it has no optimizer and that is to be kept.
-        ConfigError: Its architecture is another one.
+        ConfigError: Its architecture is another one, or its optimizer, which is to be kept.
     """
     if config.training.init_from is None:
         return None
     path = find_model(Path(config.training.init_from))
-    files = verify_directory(path).files
+    files = verify_directory(path, level="full").files
     description = read_description(path)
     own = codec.to_dict(description.model)
     changes = [line for line in codec.differences(own, codec.to_dict(config.model)) if not line.startswith(MAY_DIFFER)]
@@ -85,6 +86,13 @@ def open_initial(config: TrainConfig) -> InitialModel | None:
             f"{path}: holds no optimizer to be kept, for it is no checkpoint",
             hint="Name a checkpoint of a run, such as RUN/checkpoints/step-0001000, or leave out --keep-optimizer.",
         )
+    if config.training.keep_optimizer and (stored := read_tensor_header(path / OPTIMIZER_NAME)):
+        kind = optimizer_kind(stored)
+        if kind != config.optim.optimizer:
+            raise ConfigError(
+                f"{path}: holds the state of {kind}, but optim.optimizer is {config.optim.optimizer}",
+                hint=f"Add --set optim.optimizer={kind}, or leave out --keep-optimizer.",
+            )
     tokenizer = Tokenizer.read_files(path / TOKENIZER_NAME)
     require_fitting_tokenizer(tokenizer, description, path)
     return InitialModel(path=path, description=description, tokenizer=tokenizer)

@@ -1,7 +1,7 @@
 """The optimizer and its learning rate, which is a pure function of the update number."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,6 +113,11 @@ def _num_blocks(parameter: Tensor, name: str) -> int:
         return 0
     rows, columns = parameter.shape
     return rows // columns if "attention." in name else 1
+
+
+def optimizer_kind(state: Collection[str]) -> str:
+    """What `optim.optimizer` was where a state has these names, `KEY/NAME`."""
+    return "muon" if any(name.startswith("momentum_buffer/") for name in state) else "adam"
 
 
 def state_shapes(optimizer: Optimizer, parameters: Mapping[Tensor, str]) -> dict[str, torch.Size]:

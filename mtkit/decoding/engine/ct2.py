@@ -248,7 +248,7 @@ def _ranked(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 def _verify_export(path: Path) -> Manifest:
-    """The manifest of an export whose files are all there."""
+    """The manifest of an export that is whole."""
     kind = read_manifest(path).kind if (path / MANIFEST_NAME).is_file() else None
     if kind != EXPORT_KIND:
         what = f"is of kind {kind}" if kind else f"has no {MANIFEST_NAME}" if path.exists() else "does not exist"
@@ -256,7 +256,7 @@ def _verify_export(path: Path) -> Manifest:
             f"{path}: {what}, and --engine ct2 needs an export for CTranslate2",
             hint="Make one with `mtkit export MODEL --format ctranslate2 --output DIR`, or leave out --engine ct2 to use a model of mtkit.",
         )
-    manifest = verify_directory(path, kind=EXPORT_KIND)
+    manifest = verify_directory(path, kind=EXPORT_KIND, level="full")
     missing = {WEIGHTS_NAME, CONFIG_NAME} - manifest.files.keys()
     if missing or not isinstance(manifest.config.get("max_positions"), int):
         raise ArtefactError(f"{path}: its manifest lacks {', '.join(sorted(missing)) or 'max_positions'}")

@@ -17,6 +17,7 @@ from mtkit.decoding.translator import SearchConfig, Translation, Translator
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
 from mtkit.model.transformer import Transformer
 from tests.decoding.builders import never_ends, random_model, save, sentences, tiny_tokenizer
+from tests.helpers import refresh_manifest
 
 Load = Callable[..., CTranslate2Translator]
 SHORT = {"max_length_constant": 5}
@@ -199,12 +200,16 @@ def test_a_damaged_export_is_named(load: Load, exported: Path, tmp_path: Path) -
     broken = shutil.copytree(exported, tmp_path / "broken")
     weights = (broken / "model.bin").read_bytes()
     (broken / "model.bin").write_bytes(b"\xff" * 4 + weights[4:])  # a version from the future
+    with pytest.raises(ArtefactError, match="model.bin: its sha256 differs"):
+        load(path=broken)
+    refresh_manifest(broken / "model.bin")
     with pytest.raises(ArtefactError, match="broken: CTranslate2 cannot load it"):
         load(path=broken)
 
     text = (exported / "MANIFEST.json").read_bytes()
+    own = b'"tokenizer": "' + tiny_tokenizer().fingerprint.encode()
     for old, new, message in (
-        (tiny_tokenizer().fingerprint.encode(), b"0" * 64, "its tokenizer is not the one that it was exported with"),
+        (own, own[:-64] + b"0" * 64, "its tokenizer is not the one that it was exported with"),
         (b'"model.bin"', b'"model.ban"', "its manifest lacks model.bin"),
         (b'"max_positions"', b'"maximum"', "its manifest lacks max_positions"),
     ):
