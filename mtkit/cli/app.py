@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import select
+import signal
 import sys
 import threading
 import traceback
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 
 from mtkit import __version__
 from mtkit.cli import average, bench, console, export, inspect, preprocess, score, tokenizer, train, translate
-from mtkit.distributed import read_environment
+from mtkit.distributed import read_environment, stop_signals
 from mtkit.errors import MTKitError, ResourceError, is_out_of_memory
 
 BROKEN_PIPE_EXIT_CODE = 141
@@ -25,6 +26,14 @@ STDOUT, STDERR = 1, 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IDLE_SPINS = 4000
 """How often an idle OpenMP thread looks for work before it sleeps, see `_let_idle_threads_sleep`."""
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 class _Group(TyperGroup):
@@ -71,6 +80,9 @@ def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
         case MemoryError():
             console.report_error("out of memory", None)
             return ResourceError.exit_code
+        case _Ended():
+            console.report_error(f"ended by {signal.Signals(error.number).name}", None)
+            return 128 + error.number
     console.report_error("interrupted", None)
     return INTERRUPT_EXIT_CODE
 
@@ -126,6 +138,7 @@ def main() -> None:
     _open_closed_streams()
     _make_streams_dependable()
     _let_idle_threads_sleep()
+    _clean_up_after_signals()
     try:
         is_rank = read_environment().size > 1
     except MTKitError as error:
@@ -136,11 +149,11 @@ def main() -> None:
     except SystemExit as leaving:
         code = leaving.code
     except BaseException:
-        if not (is_rank or _waits_for_input()):
+        if not (is_rank or _left_a_thread()):
             raise
         traceback.print_exc()
         code = 1
-    if is_rank or _waits_for_input():
+    if is_rank or _left_a_thread():
         _leave_at_once(code)
     _give_up(sys.stderr)
     gc.freeze()  # else the interpreter, as it ends, looks twice through the hundreds of thousands of objects that torch consists of
@@ -158,9 +171,24 @@ def _let_idle_threads_sleep() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", str(IDLE_SPINS))
 
 
-def _waits_for_input() -> bool:
-    """Whether a thread was left behind that waits for input which may never come, see `mtkit.data.loader`."""
-    return any(thread.name == "mtkit-prefetch" for thread in threading.enumerate())
+def _clean_up_after_signals() -> None:
+    """Let a request to end, such as SIGTERM, end a command as Ctrl-C does, so that what it has begun to write is removed. Training has its own way.
+
+    A second one ends the process at once.
+    """
+
+    def end(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Ended(number)
+
+    for number in stop_signals():
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def _left_a_thread() -> bool:
+    """Whether a thread of ours was left behind: it waits for input which may never come, or works for somebody who no longer waits for it."""
+    return any(thread.daemon and thread.name.startswith("mtkit-") for thread in threading.enumerate())
 
 
 def _leave_at_once(code: object) -> NoReturn:

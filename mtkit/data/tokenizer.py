@@ -4,10 +4,13 @@ All segmentation of mtkit goes through `Tokenizer`. One tokenizer serves both si
 bare here: the beginning- and end-of-sentence ids are added by whoever builds batches, and text never yields them, whatever it says.
 """
 
+import functools
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -389,28 +392,44 @@ def _train_model(sentences: Sequence[str], config: TokenizerConfig, *, place: st
     # sentencepiece would skip a line that holds its own mark for rare characters without a word.
     cleaned = (_without_surrogates(sentence).replace(_RARE_MARK, " ") for sentence in sentences)
     writer = io.BytesIO()
+    train = functools.partial(
+        sentencepiece.SentencePieceTrainer.train,
+        sentence_iterator=cleaned,
+        model_writer=writer,
+        model_type=config.type,
+        vocab_size=config.vocab_size,
+        character_coverage=config.character_coverage,
+        byte_fallback=config.byte_fallback,
+        normalization_rule_name=config.normalization,
+        remove_extra_whitespaces=config.normalization != "identity",
+        user_defined_symbols=list(config.user_defined_symbols),
+        pad_id=PAD_ID,
+        unk_id=UNK_ID,
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        max_sentence_length=4 * MAX_SENTENCE_CHARS,  # bytes; a longer line would be skipped
+        num_threads=_TRAINING_THREADS,
+        minloglevel=3,
+    )
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=cleaned,
-            model_writer=writer,
-            model_type=config.type,
-            vocab_size=config.vocab_size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
-            normalization_rule_name=config.normalization,
-            remove_extra_whitespaces=config.normalization != "identity",
-            user_defined_symbols=list(config.user_defined_symbols),
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            max_sentence_length=4 * MAX_SENTENCE_CHARS,  # bytes; a longer line would be skipped
-            num_threads=_TRAINING_THREADS,
-            minloglevel=3,
-        )
+        _run_interruptibly(train)
     except RuntimeError as error:
         raise _explain_training_error(str(error), config, place=place) from error
     return writer.getvalue()
+
+
+def _run_interruptibly(function: Callable[[], object]) -> None:
+    """Call a function that takes minutes without coming back to Python, which alone can react to signals: one ends the waiting for it."""
+    done: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="mtkit-tokenizer", daemon=True).start()
+    done.result()
 
 
 def _explain_training_error(message: str, config: TokenizerConfig, *, place: str) -> MTKitError:

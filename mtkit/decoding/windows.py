@@ -26,6 +26,9 @@ MAX_WINDOW_CHARS = 16 << 20
 
 _CHUNK_BYTES = 1 << 16
 
+_MAX_WAIT_MS = 500
+"""Python reacts to a signal that comes between two of its instructions, but not while it waits for input: it never waits longer than this."""
+
 
 class LineWindows(Iterator[list[str]]):
     """Iterates over non-empty lists of lines.
@@ -129,6 +132,8 @@ class _Feed:
         return bool(self._lines) or self._has_ended
 
     def _read(self) -> None:
+        while not self._poll.poll(_MAX_WAIT_MS):
+            pass
         chunk = os.read(self._descriptor, _CHUNK_BYTES)
         self._has_ended = not chunk
         *lines, self._rest = (self._rest + chunk).split(b"\n")

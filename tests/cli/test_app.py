@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,27 @@ def break_(kind: str) -> None:
 def wait() -> None:
     console.say("ready")
     time.sleep(60)
+
+@app.command("write")
+def write(path: str) -> None:
+    with open_output(path) as output:
+        output.write("line")
+        wait()
+
+@app.command("train-tokenizer")
+def train_tokenizer() -> None:
+    import sentencepiece
+    from mtkit.data import tokenizer
+
+    class Trainer:
+        def train(**_options):
+            console.say("ready")
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):  # waits for ever, and no signal disturbs it
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+    sentencepiece.SentencePieceTrainer = Trainer
+    tokenizer.train_tokenizer([("a", "b")], tokenizer.TokenizerConfig())
 
 @app.command("many")
 def many() -> None:
@@ -367,15 +389,52 @@ def test_wrong_usage(failing: str) -> None:
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_ctrl_c(failing: str, debug: bool) -> None:
-    command = [sys.executable, failing, *(["--debug"] if debug else []), "wait"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=measured_environment()) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        message = process.stderr.read()
-        assert process.wait(timeout=30) == 130
+    command = [failing, *(["--debug"] if debug else []), "wait"]
+    code, message = send(signal.SIGINT, *command)
+    assert code == 130
     assert message.endswith("error: interrupted\n")
     assert ("Traceback" in message) == debug
+
+
+def send(number: signal.Signals, *command: str | Path) -> tuple[int, str]:
+    """Send a signal to a command that has said `ready`; returns its exit code and what else it said."""
+    with subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, text=True, env=measured_environment()) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        time.sleep(0.3)  # until it waits
+        process.send_signal(number)
+        try:
+            return process.wait(timeout=30), process.stderr.read()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_nothing_half_written_stays_after_a_signal(failing: str, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    message = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    output = tmp_path / "outputs"
+    output.mkdir()
+    assert send(number, failing, "write", output / "out") == (code, f"error: {message}\n")
+    assert not list(output.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_so(failing: str) -> None:
+    """As `nohup` has it."""
+    ignoring = (
+        f"import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, {failing!r}, 'wait'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", ignoring], stderr=subprocess.PIPE, text=True, env=measured_environment()) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        process.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_does_not_wait_for_sentencepiece(failing: str, number: signal.Signals, code: int) -> None:
+    assert send(number, failing, "train-tokenizer")[0] == code
 
 
 def test_a_reader_that_goes_ends_it_quietly(failing: str) -> None:
