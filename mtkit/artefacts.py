@@ -132,6 +132,20 @@ def require_free(path: Path) -> None:
         raise MTKitError(f"{path}: exists already", hint="Choose another output, or remove it first.")
 
 
+def require_replaceable(path: Path, *, kind: str) -> None:
+    """Refuse to replace anything but an artefact of the same kind; for before the work that `atomic_directory` ends.
+
+    Raises:
+        ArtefactError: Something else is there.
+    """
+    if not is_free(path):
+        try:
+            read_manifest(path, kind=kind)
+        except ArtefactError as error:
+            hint = f"It would be replaced by {_article(kind)}: move it elsewhere, or choose another output."
+            raise ArtefactError(error.message, hint=hint) from error
+
+
 @contextlib.contextmanager
 def atomic_directory(
     path: Path, *, kind: str, config: Mapping[str, Any] | None = None, inputs: Mapping[str, Any] | None = None, overwrite: bool = False
@@ -155,8 +169,8 @@ def atomic_directory(
     target = Path(os.path.realpath(path))
     if not overwrite:
         require_free(path)
-    elif target.exists():
-        read_manifest(path, kind=kind)
+    else:
+        require_replaceable(path, kind=kind)
     temporary = temporary_name(target)
     with explain_write_errors(path, temporary):
         try:

@@ -81,12 +81,13 @@ def checkpoint_directories(directory: Path) -> list[tuple[int, Path]]:
         directory: That of a run; it need not exist.
     """
     paths = [manifest.parent for manifest in directory.glob(f"*/{MANIFEST_NAME}")]
-    return sorted((int(match[1]), path) for path in paths if (match := _CHECKPOINT.fullmatch(path.name)))
+    return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
 
 
-def is_checkpoint_name(name: str) -> bool:
-    """Whether a directory of this name is, or was meant to be, a checkpoint."""
-    return _CHECKPOINT.fullmatch(name) is not None
+def step_of(path: Path) -> int | None:
+    """The step of what is a checkpoint by its name, or was meant to be one; None for any other name."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def find_model(path: Path) -> Path:

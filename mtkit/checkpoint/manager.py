@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
-from mtkit.checkpoint.layout import checkpoint_directories, is_checkpoint_name
+from mtkit.checkpoint.layout import checkpoint_directories, step_of
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import make_directory, read_json, sync, temporary_name
 
@@ -101,7 +101,8 @@ class CheckpointManager:
             ArtefactError: There are checkpoints, but all are damaged.
         """
         stored = self.stored()
-        damage = self._unreadable(stored)
+        unreadable = [path for _, path in reversed(unreadable_checkpoints(self.directory))]
+        damage = [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is missing or damaged" for path in unreadable]
         for checkpoint in reversed(stored):
             try:
                 verify_directory(checkpoint.path, kind="checkpoint", level=verify)
@@ -112,12 +113,6 @@ class CheckpointManager:
         if damage:
             raise ArtefactError(f"{self.directory}: every checkpoint is damaged: " + "; ".join(damage))
         return None, []
-
-    def _unreadable(self, stored: list[StoredCheckpoint]) -> list[str]:
-        """A line for each directory that has the name of a checkpoint, and something in it, but is none for want of a manifest or a state."""
-        paths = {checkpoint.path for checkpoint in stored}
-        named = sorted(path for path in self.directory.glob("step-*") if is_checkpoint_name(path.name) and path.is_dir() and any(path.iterdir()))
-        return [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is missing or damaged" for path in reversed(named) if path not in paths]
 
     @contextlib.contextmanager
     def write(self, step: int, *, config: dict[str, Any], inputs: dict[str, Any]) -> Iterator[Path]:
@@ -194,3 +189,10 @@ def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
             scores = read_json(path / STATE_NAME).get("scores") or {}
             found.append(StoredCheckpoint(path=path, step=step, scores={name: float(value) for name, value in scores.items()}))
     return found
+
+
+def unreadable_checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    """Step and place, by step, of what has the name of a checkpoint, and something in it, but is none for want of a manifest or a state."""
+    readable = {checkpoint.path for checkpoint in list_checkpoints(directory)}
+    named = [(step, path) for path in directory.glob("step-*") if (step := step_of(path)) is not None and path not in readable]
+    return sorted((step, path) for step, path in named if path.is_dir() and any(path.iterdir()))

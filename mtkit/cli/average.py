@@ -27,7 +27,7 @@ def average(
     """Average checkpoints into one model, which is usually better than each of them."""
     from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
     from mtkit.checkpoint.layout import CHECKPOINTS_NAME
-    from mtkit.checkpoint.manager import list_checkpoints
+    from mtkit.checkpoint.manager import list_checkpoints, unreadable_checkpoints
 
     if metric not in ("bleu", "chrf", "loss"):
         raise UsageError(f"--metric must be bleu, chrf or loss, but is {metric}")
@@ -41,6 +41,12 @@ def average(
             what = f"is no run: it has no {CHECKPOINTS_NAME}" if inputs[0].exists() else "does not exist"
             raise ArtefactError(f"{inputs[0]}: {what}", hint="Give the directory of a run, as --output of `mtkit train` named it.")
         stored = list_checkpoints(inputs[0] / CHECKPOINTS_NAME)
+        for step, path in unreadable_checkpoints(inputs[0] / CHECKPOINTS_NAME):
+            if last is None or sum(checkpoint.step > step for checkpoint in stored) < last:
+                raise ArtefactError(
+                    f"{path}: is damaged, and may be one of those that were asked for",
+                    hint="Remove it, or name the checkpoints to average instead of the run.",
+                )
         chosen = select_last(stored, last) if last is not None else select_best(stored, best or 1, metric=metric)
         paths = [checkpoint.path for checkpoint in chosen]
     elif run := next((path for path in inputs if (path / CHECKPOINTS_NAME).is_dir()), None):

@@ -118,7 +118,7 @@ def train(
         if not resume:  # what can be refused is refused before others are started, who would wait for this one
             run.require_new()
         with StopRequest().listen() as stop, run.lock(), stop.at_once():
-            run.require_same_config(config)
+            run.require_fitting(config)
             say = partial(console.say, quiet=quiet)
             prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)
         _warn_of_few_cores(num_processes, device)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtkit import config as codec
+from mtkit.artefacts import require_replaceable
 from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, METRICS_NAME
 from mtkit.checkpoint.manager import clean_up
 from mtkit.errors import ConfigError, MTKitError, UsageError
@@ -111,12 +112,14 @@ class RunDirectory:
                 else:
                     path.unlink(missing_ok=True)
 
-    def require_same_config(self, config: TrainConfig) -> None:
-        """Compare a config with that of the run which is here, if one has begun.
+    def require_fitting(self, config: TrainConfig) -> None:
+        """Refuse before any work what does not fit the run: another config than that with which it began, or what its model cannot replace.
 
         Raises:
-            ConfigError: It differs in something with which the same run cannot go on; the message lists the differences.
+            ConfigError: The config differs in something with which the same run cannot go on; the message lists the differences.
+            ArtefactError: Something else than a model is where the model will be.
         """
+        require_replaceable(self.model, kind="model")
         if self._config.exists() and self.has_checkpoints():
             old: dict[str, Any] = read_json(self._config)
             changes = refused_changes(old, config)

@@ -51,6 +51,7 @@ def open_session(
     Raises:
         UsageError: There is a run already and `resume` is False.
         ConfigError: The run that is there has another config, or another process has.
+        ArtefactError: Something else is where its model will be.
         MTKitError: Another process trains in this directory, or BLEU cannot be computed for the target language.
     """
     run = RunDirectory(path=output)
@@ -68,7 +69,7 @@ def open_session(
             if not resume:
                 run.require_new()
             stack.enter_context(run.lock())
-            run.require_same_config(config)
+            run.require_fitting(config)
             with stop.at_once():
                 prepare_data(config, output, num_workers=num_workers, world_size=world.size, say=say)
         # The other processes wait here until the main one has prepared the data, which takes a while for a large corpus.

@@ -82,6 +82,20 @@ def test_a_damaged_checkpoint_is_not_averaged(toy_run: Path, tmp_path: Path) -> 
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("step", "words", "is_refused"),
+    [(12, ["--last", "1"], True), (8, ["--last", "1"], False), (8, ["--last", "2"], True), (4, ["--last", "3"], True), (8, ["--best", "1"], True)],
+)
+@pytest.mark.parametrize("name", ["MANIFEST.json", "state.json"])
+def test_an_unreadable_checkpoint_is_not_passed_over(toy_run: Path, tmp_path: Path, step: int, words: list[str], is_refused: bool, name: str) -> None:
+    run = shutil.copytree(toy_run, tmp_path / "run")
+    damaged = run / "checkpoints" / f"step-{step:07d}"
+    (damaged / name).write_bytes((damaged / name).read_bytes()[:-20])
+    result = average(run, *words, "--output", tmp_path / "model", exit_code=4 if is_refused else 0)
+    assert (f"{damaged}: is damaged, and may be one" in result.stderr) == is_refused
+    assert (tmp_path / "model").exists() != is_refused
+
+
 def test_a_model_that_is_there_is_not_overwritten(toy_run: Path, tmp_path: Path) -> None:
     average(toy_run, "--last", 1, "--output", tmp_path / "model")
     assert "exists already" in average(toy_run, "--last", 2, "--output", tmp_path / "model", exit_code=1).stderr

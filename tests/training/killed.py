@@ -35,7 +35,7 @@ def train(shards: Path, place: Path) -> None:
     config = codec.from_dict(TrainConfig, {**CONFIG, "data": {"shards": str(shards)}})
     run = RunDirectory(path=place)
     with run.lock():
-        run.require_same_config(config)
+        run.require_fitting(config)
         where = Place(device=torch.device("cpu"), precision=Precision(name="fp32", device_type="cpu"), world=World())
         trainer = Trainer(config, data=open_data(config, place), run=run, place=where, stop=StopRequest())
         trainer.resume()

@@ -110,7 +110,7 @@ def test_a_new_run_saves_its_config(tmp_path: Path) -> None:
     run = RunDirectory(path=tmp_path)
     assert not run.has_checkpoints()
     run.save_config(config(seed=1))
-    run.require_same_config(config(seed=2))  # nothing was trained with the first
+    run.require_fitting(config(seed=2))  # nothing was trained with the first
     run.save_config(config(seed=2))
     assert codec.from_dict(TrainConfig, json.loads((tmp_path / "config.json").read_text())) == config(seed=2)
 
@@ -122,11 +122,11 @@ def test_a_run_that_has_begun_keeps_what_shapes_it(tmp_path: Path) -> None:
     assert run.has_checkpoints()
     before = (tmp_path / "config.json").read_bytes()
     with pytest.raises(ConfigError, match="holds a run with another config: model.dropout: 0.1 -> 0.3; seed: 1 -> 2") as error:
-        run.require_same_config(config(seed=2, model={"dropout": 0.3}, training={"max_steps": 9}))
+        run.require_fitting(config(seed=2, model={"dropout": 0.3}, training={"max_steps": 9}))
     assert error.value.exit_code == 2
     assert "another --output" in (error.value.hint or "")
     assert (tmp_path / "config.json").read_bytes() == before
-    run.require_same_config(config(seed=1, training={"max_steps": 9}))
+    run.require_fitting(config(seed=1, training={"max_steps": 9}))
     assert (tmp_path / "config.json").read_bytes() == before
 
 

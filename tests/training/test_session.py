@@ -72,6 +72,21 @@ def test_a_run_is_not_overwritten(data: codec.Tree, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
 
 
+@pytest.mark.parametrize(("name", "problem"), [("MANIFEST.json", "is not valid JSON"), ("notes.txt", "no MANIFEST.json")])
+def test_something_else_in_the_place_of_the_model_is_refused_before_anything_is_done(
+    data: codec.Tree, tmp_path: Path, name: str, problem: str
+) -> None:
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / name).write_text("mine")
+    with pytest.raises(ArtefactError, match=f"model.*{problem}") as error:
+        train(config(data), tmp_path / "run")
+    assert "choose another output" in (error.value.hint or "")
+    assert [path.name for path in (tmp_path / "run").rglob("*")] == ["model", name]
+    (model / name).unlink()
+    train(config(data), tmp_path / "run")
+
+
 def test_another_config_is_refused_before_anything_is_done(data: codec.Tree, tmp_path: Path) -> None:
     train(config(data), tmp_path / "run")
     before = (tmp_path / "run" / "config.json").read_bytes()
