@@ -166,7 +166,7 @@ def _goes_on(run: Path) -> bool:
     except OSError:
         return False
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # a torn line is no record
+        with contextlib.suppress(ValueError, RecursionError):  # a torn line is no record
             record = json.loads(line)
             return isinstance(record, dict) and record.get("kind") != "end"
     return False

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -39,36 +40,49 @@ class _Ended(KeyboardInterrupt):
 class _Group(TyperGroup):
     """Turns mtkit's own errors, Ctrl-C and a closed pipe into a message and an exit code, for every command alike."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the options that stand before the command, of which some print something and end it."""
+        with _errors_as_exit_codes(debug="--debug" in args):
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name."""
-        try:
+        with _errors_as_exit_codes(debug=ctx.params["debug"]):
             return super().invoke(ctx)
-        except (BrokenPipeError, EOFError) as error:
-            if isinstance(error, EOFError) or not _reader_has_gone():
-                raise RuntimeError("the way to another process or file broke") from error  # bare, typer would end without a word
-            code = BROKEN_PIPE_EXIT_CODE  # as with `| head -1`: nothing to say, and nobody to hear it
-        except (MTKitError, KeyboardInterrupt, MemoryError) as error:
-            if ctx.params["debug"]:
-                traceback.print_exc()
-            code = _report(error)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            if ctx.params["debug"]:
-                traceback.print_exc()
-            code = _report(MemoryError())
-        except OSError as error:
-            if error.errno not in _NO_SPACE and error.filename is None:
-                raise
-            if ctx.params["debug"]:
-                traceback.print_exc()
-            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-            if error.errno in _NO_SPACE:
-                code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
-            else:  # what cannot even be looked at: no permission, or a name that is too long
-                code = _report(MTKitError(f"{where}{error.strerror}"))
-        _give_up(sys.stdout)
-        raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _errors_as_exit_codes(*, debug: bool) -> Iterator[None]:
+    """End the command after an error in the block that is not a fault of ours."""
+    try:
+        yield
+        return
+    except (BrokenPipeError, EOFError) as error:
+        if isinstance(error, EOFError) or not _reader_has_gone():
+            raise RuntimeError("the way to another process or file broke") from error  # bare, typer would end without a word
+        code = BROKEN_PIPE_EXIT_CODE  # as with `| head -1`: nothing to say, and nobody to hear it
+    except (MTKitError, KeyboardInterrupt, MemoryError) as error:
+        if debug:
+            traceback.print_exc()
+        code = _report(error)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if debug:
+            traceback.print_exc()
+        code = _report(MemoryError())
+    except OSError as error:
+        if error.errno not in _NO_SPACE and error.filename is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        if error.errno in _NO_SPACE:
+            code = _report(ResourceError(f"{where}{error.strerror}", hint="Free some space and run the command again."))
+        else:  # what cannot even be looked at: no permission, or a name that is too long
+            code = _report(MTKitError(f"{where}{error.strerror}"))
+    _give_up(sys.stdout)
+    raise typer.Exit(code)
 
 
 def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
@@ -118,6 +132,7 @@ app = typer.Typer(
 def _print_version(value: bool) -> None:
     if value:
         sys.stdout.write(f"mtkit {__version__}\n")
+        sys.stdout.flush()
         raise typer.Exit
 
 

@@ -63,7 +63,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 @contextlib.contextmanager
 def _in_cache() -> Iterator[Path]:
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "mtkit")
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    yield (named if named.is_absolute() else Path("~/.cache").expanduser()) / "mtkit"  # a relative one is to be ignored: XDG Base Directory
 
 
 @contextlib.contextmanager

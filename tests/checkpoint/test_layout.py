@@ -80,6 +80,7 @@ def test_a_run_without_a_model_stands_for_its_checkpoint_of_the_highest_step(tmp
         (b'{"kind": "end", "step": 7}\n{"kind": "tr', "model"),
         (b'{"kind": "valid", "step": 7}\n{"kind": "start", "step": 7}\n{"kind": "tr', "step-0000009"),
         (b"\n" + b"x" * 100_000, "model"),
+        (b'{"kind": "start", "step": 7}\n' + b"[" * 10_000, "step-0000009"),
     ],
 )
 def test_a_run_that_goes_on_stands_for_its_latest_checkpoint_again(records: bytes | None, name: str, tmp_path: Path) -> None:

@@ -494,6 +494,14 @@ def test_stdout_that_is_full(failing: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["--version", "--help", "report --help"])
+def test_stdout_that_is_full_of_help(failing: str, words: str) -> None:
+    result = shell(failing, f"{words} > /dev/full")
+    assert (result.returncode, result.stderr.count("\n")) == (5, 2)
+    assert result.stderr.startswith("error: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_messages_that_cannot_be_written_do_not_end_the_work(failing: str) -> None:
     result = shell(failing, "chat 2> /dev/full")
     assert (result.returncode, result.stdout) == (0, '{\n  "a": 1\n}\n')

@@ -135,6 +135,16 @@ def test_they_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load() == (None, "MTKIT_NATIVE is 0")
 
 
+def test_a_relative_cache_directory_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG Base Directory specification has it: it would be another one in each working directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert load()[0] is not None
+    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "home" / ".cache" / "mtkit").iterdir())
+
+
 def test_without_a_home_they_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", os.devnull)

@@ -44,7 +44,9 @@ def test_resuming_leaves_no_gap_and_no_duplicate(tmp_path: Path) -> None:
         metrics.append({"kind": "train", "step": step})
     metrics.append({"kind": "end", "step": 40, "reason": "limit"})
     with open(path, "ab") as stream:
+        stream.write(b"[" * 10_000 + b"\n")  # more than can be read
         stream.write(b'{"kind": "train", "st')  # torn by a kill
+    assert [record["step"] for record in read_metrics(path)] == [10, 20, 30, 40, 40]
     metrics.cut_after(20, is_validated=True)
     metrics.append({"kind": "train", "step": 30})
     assert [record["step"] for record in read_metrics(path)] == [10, 20, 30]
