@@ -76,9 +76,10 @@ class RunDirectory:
             stream = stack.enter_context(self._lock_file())
             stack.callback(self._remove_lock)  # while it is held
             self._clean_up()
-            stream.truncate(0)
-            stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-            stream.flush()
+            with explain_write_errors(self.path):
+                stream.truncate(0)
+                stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+                stream.flush()
             yield
 
     @contextlib.contextmanager

@@ -45,6 +45,13 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         assert (run.path / "run.lock").read_text() == f"process {os.getpid()} on {os.uname().nodename}\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_a_lock_that_cannot_be_written_names_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").symlink_to("/dev/full")
+    with pytest.raises(MTKitError, match=f"{tmp_path}: cannot be written"), RunDirectory(path=tmp_path).lock():
+        pass
+
+
 def test_a_run_where_none_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
