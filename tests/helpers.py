@@ -1,6 +1,5 @@
 """What tests of several modules share."""
 
-import hashlib
 import json
 import os
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.artefacts import MANIFEST_NAME
+from mtkit.files import sha256_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -27,7 +27,7 @@ def refresh_manifest(path: Path) -> None:
     """Have the manifest beside a file agree with it, as somebody would who changes the file with a purpose."""
     manifest_path = path.parent / MANIFEST_NAME
     manifest = json.loads(manifest_path.read_text())
-    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256_file(path)}
     manifest_path.write_text(json.dumps(manifest))
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from mtkit import faults
 from mtkit.artefacts import MANIFEST_NAME, Verify, atomic_directory, read_manifest, verify_directory
-from mtkit.checkpoint.layout import checkpoint_directories, step_of
+from mtkit.checkpoint.layout import step_of
 from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import make_directory, read_json, sync, temporary_name
 
@@ -100,9 +100,8 @@ class CheckpointManager:
         Raises:
             ArtefactError: There are checkpoints, but all are damaged.
         """
-        stored = self.stored()
-        unreadable = [path for _, path in reversed(unreadable_checkpoints(self.directory))]
-        damage = [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is missing or damaged" for path in unreadable]
+        stored, unreadable = scan_checkpoints(self.directory)
+        damage = [f"{path}: its {MANIFEST_NAME} or {STATE_NAME} is missing or damaged" for _, path in reversed(unreadable)]
         for checkpoint in reversed(stored):
             try:
                 verify_directory(checkpoint.path, kind="checkpoint", level=verify)
@@ -181,18 +180,24 @@ def _is_whole(path: Path) -> bool:
 
 
 def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
-    """The checkpoints in a directory that have a manifest and a state, by step; nothing else is looked at."""
-    found = []
-    for step, path in checkpoint_directories(directory):
-        with contextlib.suppress(ArtefactError, AttributeError, TypeError, ValueError):
+    """The checkpoints in a directory that have a manifest and a state, by step."""
+    return scan_checkpoints(directory)[0]
+
+
+def scan_checkpoints(directory: Path) -> tuple[list[StoredCheckpoint], list[tuple[int, Path]]]:
+    """The checkpoints in a directory, by step, in one look at each, for a run may be adding and removing them.
+
+    Returns:
+        Those that have a manifest and a state; and step and place of what has the name of a checkpoint, and something in it, but lacks one of
+        the two.
+    """
+    readable, unreadable = [], []
+    for step, path in sorted((step, path) for path in directory.glob("step-*") if (step := step_of(path)) is not None):
+        try:
             read_manifest(path, kind="checkpoint")
             scores = read_json(path / STATE_NAME).get("scores") or {}
-            found.append(StoredCheckpoint(path=path, step=step, scores={name: float(value) for name, value in scores.items()}))
-    return found
-
-
-def unreadable_checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Step and place, by step, of what has the name of a checkpoint, and something in it, but is none for want of a manifest or a state."""
-    readable = {checkpoint.path for checkpoint in list_checkpoints(directory)}
-    named = [(step, path) for path in directory.glob("step-*") if (step := step_of(path)) is not None and path not in readable]
-    return sorted((step, path) for step, path in named if path.is_dir() and any(path.iterdir()))
+            readable.append(StoredCheckpoint(path=path, step=step, scores={name: float(value) for name, value in scores.items()}))
+        except (ArtefactError, AttributeError, TypeError, ValueError):
+            if path.is_dir() and any(path.iterdir()):
+                unreadable.append((step, path))
+    return readable, unreadable

@@ -27,7 +27,7 @@ def average(
     """Average checkpoints into one model, which is usually better than each of them."""
     from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
     from mtkit.checkpoint.layout import CHECKPOINTS_NAME
-    from mtkit.checkpoint.manager import list_checkpoints, unreadable_checkpoints
+    from mtkit.checkpoint.manager import scan_checkpoints
 
     if metric not in ("bleu", "chrf", "loss"):
         raise UsageError(f"--metric must be bleu, chrf or loss, but is {metric}")
@@ -40,8 +40,8 @@ def average(
         if not (inputs[0] / CHECKPOINTS_NAME).is_dir():
             what = f"is no run: it has no {CHECKPOINTS_NAME}" if inputs[0].exists() else "does not exist"
             raise ArtefactError(f"{inputs[0]}: {what}", hint="Give the directory of a run, as --output of `mtkit train` named it.")
-        stored = list_checkpoints(inputs[0] / CHECKPOINTS_NAME)
-        for step, path in unreadable_checkpoints(inputs[0] / CHECKPOINTS_NAME):
+        stored, unreadable = scan_checkpoints(inputs[0] / CHECKPOINTS_NAME)
+        for step, path in unreadable:
             if last is None or sum(checkpoint.step > step for checkpoint in stored) < last:
                 raise ArtefactError(
                     f"{path}: is damaged, and may be one of those that were asked for",

@@ -36,7 +36,7 @@ def test_the_last_ones(toy_run: Path, tmp_path: Path) -> None:
 def test_the_best_one(toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, step: int) -> None:
     results = {4: {"bleu": 30.0, "loss": 9.0, "chrf": 1.0}, 8: {"bleu": 1.0, "loss": 1.0, "chrf": 2.0}, 12: {"bleu": 2.0, "loss": 5.0, "chrf": 50.0}}
     stored = [replace(checkpoint, scores=results[checkpoint.step]) for checkpoint in list_checkpoints(toy_run / "checkpoints")]
-    monkeypatch.setattr("mtkit.checkpoint.manager.list_checkpoints", lambda _directory: stored)
+    monkeypatch.setattr("mtkit.checkpoint.manager.scan_checkpoints", lambda _directory: (stored, []))
     average(toy_run, "--best", 1, "--metric", metric, "-o", tmp_path / "model", "--quiet")
     assert is_mean_of(tmp_path / "model", toy_run, [step])
 
