@@ -67,8 +67,9 @@ def read_open_header(stream: BinaryIO, path: Path) -> dict[str, dict[str, Any]]:
         header = json.loads(stream.read(size))
         header.pop("__metadata__", None)
         for entry in header.values():
-            if not all(isinstance(length, int) and length >= 0 for length in entry["shape"]):
-                raise ValueError("a shape is not a list of whole numbers")
+            for key in ("shape", "data_offsets"):
+                if not all(isinstance(number, int) and number >= 0 for number in entry[key]):
+                    raise ValueError(f"{key} of a tensor is not a list of whole numbers")
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(f"{path}: is not a safetensors file: {error}") from error
     return dict(header)

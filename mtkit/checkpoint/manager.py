@@ -197,7 +197,7 @@ def scan_checkpoints(directory: Path) -> tuple[list[StoredCheckpoint], list[tupl
             read_manifest(path, kind="checkpoint")
             scores = read_json(path / STATE_NAME).get("scores") or {}
             readable.append(StoredCheckpoint(path=path, step=step, scores={name: float(value) for name, value in scores.items()}))
-        except (ArtefactError, AttributeError, TypeError, ValueError):
+        except (ArtefactError, AttributeError, TypeError, ValueError, OverflowError):
             if path.is_dir() and any(path.iterdir()):
                 unreadable.append((step, path))
     return readable, unreadable

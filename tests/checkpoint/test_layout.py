@@ -30,6 +30,11 @@ def test_names_types_and_shapes_are_read_without_the_tensors(tmp_path: Path) -> 
         pytest.param(struct.pack("<Q", 3) + b"{x}", id="not json"),
         pytest.param(struct.pack("<Q", 7) + b'{"a":1}', id="entry is a number"),
         pytest.param(struct.pack("<Q", 21) + b'{"a": {"shape":[-1]}}', id="negative length"),
+        *(
+            pytest.param(struct.pack("<Q", len(entry)) + entry, id=f"offsets {offsets}")
+            for offsets in ("null", "[0, null]", "[0.5, 4]", '["0", "4"]')
+            for entry in [f'{{"a": {{"dtype": "F32", "shape": [1], "data_offsets": {offsets}}}}}'.encode()]
+        ),
     ],
 )
 def test_a_damaged_header_is_refused(content: bytes, tmp_path: Path) -> None:

@@ -338,6 +338,16 @@ def test_values_out_of_range(values: dict[str, int], message: str) -> None:
         CheckpointConfig(**values)
 
 
+@pytest.mark.parametrize("score", ["null", '"x"', "[]", "1" + "0" * 400])
+def test_a_score_that_is_no_number_is_damage(tmp_path: Path, score: str) -> None:
+    keeper = manager(tmp_path)
+    add(keeper, 1)
+    add(keeper, 2)
+    (tmp_path / "step-0000002" / STATE_NAME).write_text(f'{{"scores": {{"bleu": {score}}}}}')
+    assert steps(keeper) == [1]
+    assert "step-0000002: its MANIFEST.json or state.json is missing" in keeper.latest()[1][0]
+
+
 def test_a_checkpoint_without_a_manifest_is_told_and_not_lost(tmp_path: Path) -> None:
     keeper = manager(tmp_path)
     add(keeper, 1)
