@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mtkit.errors import MTKitError, UsageError
+from mtkit.signals import stop_signals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,12 +234,6 @@ def watch_launcher() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="mtkit-launcher", daemon=True).start()
-
-
-def stop_signals() -> list[signal.Signals]:
-    """The signals that ask a run to stop. A SIGHUP that is ignored, as `nohup` has it, is none of them."""
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, *hangup]
 
 
 @contextlib.contextmanager

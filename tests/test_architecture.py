@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 80
 LAYERS = ("base", "data", "native", "model", "checkpoint", "decoding", "evaluation", "training", "benchmark", "cli")
 """A module imports from its own layer and from those before it."""
 
-BASE = ("errors", "config", "faults", "files", "artefacts", "distributed")
+BASE = ("errors", "config", "faults", "files", "artefacts", "signals", "distributed")
 SLOW_IMPORTS = {"torch", "datasets", "sentencepiece", "sacrebleu"}
 """What a command may import only once it runs."""
 

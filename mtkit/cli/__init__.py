@@ -4,6 +4,13 @@
 need inside their functions.
 """
 
-from mtkit.cli.app import app, main
+import signal
 
-__all__ = ["app", "main"]
+
+def main() -> None:
+    """Entry point of the `mtkit` script."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the commands are there, Ctrl-C has nothing to clean up and no traceback to show
+    from mtkit.cli.app import main as run
+
+    run()

@@ -18,8 +18,9 @@ from typer.core import TyperGroup
 
 from mtkit import __version__
 from mtkit.cli import average, bench, console, export, inspect, preprocess, score, tokenizer, train, translate
-from mtkit.distributed import read_environment, stop_signals
+from mtkit.distributed import read_environment
 from mtkit.errors import MTKitError, ResourceError, is_out_of_memory
+from mtkit.signals import Ended, end_on_signals
 
 BROKEN_PIPE_EXIT_CODE = 141
 INTERRUPT_EXIT_CODE = 130
@@ -27,14 +28,6 @@ STDOUT, STDERR = 1, 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IDLE_SPINS = 4000
 """How often an idle OpenMP thread looks for work before it sleeps, see `_let_idle_threads_sleep`."""
-
-
-class _Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C asks the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
 
 
 class _Group(TyperGroup):
@@ -94,7 +87,7 @@ def _report(error: MTKitError | KeyboardInterrupt | MemoryError) -> int:
         case MemoryError():
             console.report_error("out of memory", None)
             return ResourceError.exit_code
-        case _Ended():
+        case Ended():
             console.report_error(f"ended by {signal.Signals(error.number).name}", None)
             return 128 + error.number
     console.report_error("interrupted", None)
@@ -153,7 +146,7 @@ def main() -> None:
     _open_closed_streams()
     _make_streams_dependable()
     _let_idle_threads_sleep()
-    _clean_up_after_signals()
+    end_on_signals()  # but for training, which has its own way
     try:
         is_rank = read_environment().size > 1
     except MTKitError as error:
@@ -184,21 +177,6 @@ def _let_idle_threads_sleep() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(IDLE_SPINS))
-
-
-def _clean_up_after_signals() -> None:
-    """Let a request to end, such as SIGTERM, end a command as Ctrl-C does, so that what it has begun to write is removed. Training has its own way.
-
-    A second one ends the process at once.
-    """
-
-    def end(number: int, _frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_DFL)
-        raise _Ended(number)
-
-    for number in stop_signals():
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, end)
 
 
 def _left_a_thread() -> bool:

@@ -4,9 +4,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from types import FrameType
 
-from mtkit.distributed import stop_signals
 from mtkit.errors import StoppedError
+from mtkit.signals import call_outside_imports, stop_signals
 
 
 class StopRequest:
@@ -47,20 +48,20 @@ class StopRequest:
         """
         self._is_at_once = True
         try:
-            if self.requested:
-                self._stop()
+            self._stop_if_at_once()
             yield
         finally:
             self._is_at_once = False
 
-    def _stop(self) -> None:
-        raise StoppedError("stopped before training began; run the same command again to go on", interrupted=self.interrupted)
+    def _stop_if_at_once(self) -> None:
+        if self.requested and self._is_at_once:
+            raise StoppedError("stopped before training began; run the same command again to go on", interrupted=self.interrupted)
 
-    def _handle(self, number: int, _frame: object) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._had_signal:  # here: that another process had one does not make this the second
             # Nothing to clean up: files become visible only when complete. Leave as the signal would have it.
             os._exit(128 + number)
         self._had_signal = True
         self.request(interrupted=number == signal.SIGINT)
         if self._is_at_once:
-            self._stop()
+            call_outside_imports(self._stop_if_at_once, frame)
