@@ -107,7 +107,7 @@ def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
     """The part of a TOML file that belongs to one config.
 
     A file may hold the config's own keys, or be the config of a whole training run, in which it is one table among others. A file with a table that
-    the config has no field for is such a run's config; without a table of the given name it sets nothing here.
+    the config has no field for, or a preset, is such a run's config; without a table of the given name it sets nothing here.
 
     Args:
         path: The file.
@@ -119,7 +119,7 @@ def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
     """
     data = read_toml(path)
     names = {field.name for field in dataclasses.fields(cls)}
-    is_run = isinstance(data.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in data.items())
+    is_run = "preset" in data or isinstance(data.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in data.items())
     return Layer(name=str(path), data=data.get(table, {}) if is_run else data)
 
 

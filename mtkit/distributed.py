@@ -195,7 +195,7 @@ def _run_group(arguments: Sequence[str], *, num_processes: int) -> tuple[int, bo
     port = listener.getsockname()[1]
     reading, writing = os.pipe()  # nobody writes to it: a rank notices when this process is gone, see `watch_launcher`
     environment = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(num_processes), MTKIT_LAUNCHER=str(reading))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_processes)))
     command = [sys.executable, "-m", "mtkit", *arguments]
     workers: list[subprocess.Popen[bytes]] = []
     with _forwarding_signals(workers) as forwarded:

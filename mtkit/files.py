@@ -321,7 +321,8 @@ def sync(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing, durably; one that is there already is left as it is."""
+    """Make a directory and those above it that are missing, durably; one that is there is left as it is. A link is followed, also to nowhere."""
+    path = Path(os.path.realpath(path))
     missing = list(itertools.takewhile(lambda directory: not directory.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for directory in reversed(missing):

@@ -564,3 +564,10 @@ def test_what_is_open_already_is_written_to_from_where_it_stands(tmp_path: Path,
     with open(path, "ab") as stream:
         subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
     assert path.read_text() == "before\nnew\n"
+
+
+def test_a_directory_is_made_where_a_link_to_nowhere_points(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "place")
+    files.make_directory(tmp_path / "link" / "run")
+    assert (tmp_path / "disk" / "place" / "run").is_dir()
+    files.make_directory(tmp_path / "link")

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, StoredWeights, read_description, require_fitting_tokenizer, save_model
-from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME
+from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model
 from mtkit.checkpoint.manager import StoredCheckpoint, quality
 from mtkit.config import differences, to_dict
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, UsageError
+from mtkit.model.config import ONLY_IN_TRAINING
 
 
 def select_last(checkpoints: Sequence[StoredCheckpoint], count: int) -> list[StoredCheckpoint]:
@@ -60,13 +61,12 @@ def average_tensors(files: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return result
 
 
-def average_checkpoints(paths: Sequence[Path], output: Path, *, provenance: Mapping[str, Any] | None = None) -> ModelDescription:
+def average_checkpoints(paths: Sequence[Path], output: Path) -> ModelDescription:
     """Write the average of models or checkpoints as a model directory.
 
     Args:
         paths: Checkpoint or model directories of the same architecture and tokenizer.
         output: The model directory to make.
-        provenance: Added to what the description of the last one says.
 
     Raises:
         ArtefactError: One is damaged, or they do not fit each other; the message says which and where they differ.
@@ -76,6 +76,7 @@ def average_checkpoints(paths: Sequence[Path], output: Path, *, provenance: Mapp
     descriptions = []
     for path in paths:
         verify_directory(path, level="full")
+        find_model(path)  # refuses what is whole but no model
         descriptions.append(read_description(path))
         _require_same(paths[0], descriptions[0], path, descriptions[-1])
     tokenizer = Tokenizer.read_files(paths[-1] / TOKENIZER_NAME)
@@ -83,7 +84,7 @@ def average_checkpoints(paths: Sequence[Path], output: Path, *, provenance: Mapp
     tensors = average_tensors([StoredWeights(path / MODEL_NAME, description) for path, description in zip(paths, descriptions, strict=True)])
     kept = {key: value for key, value in descriptions[-1].provenance.items() if key not in ("scores", "step")}
     steps = [description.provenance.get("step", path.name) for path, description in zip(paths, descriptions, strict=True)]
-    description = replace(descriptions[-1], precision="fp32", provenance={**kept, "averaged": steps, **(provenance or {})})
+    description = replace(descriptions[-1], precision="fp32", provenance={**kept, "averaged": steps})
     save_model(output, tensors=tensors, description=description, tokenizer=tokenizer, inputs={"checkpoints": [str(path) for path in paths]})
     return description
 
@@ -106,4 +107,5 @@ def _require_same(first_path: Path, first: ModelDescription, path: Path, other: 
 
 def _essentials(description: ModelDescription) -> dict[str, Any]:
     sizes = {"src_vocab_size": description.src_vocab_size, "tgt_vocab_size": description.tgt_vocab_size}
-    return {**to_dict(description.model), **sizes, "tokenizer": description.tokenizer[:16]}
+    model = {key: value for key, value in to_dict(description.model).items() if key not in ONLY_IN_TRAINING}
+    return {**model, **sizes, "tokenizer": description.tokenizer[:16]}

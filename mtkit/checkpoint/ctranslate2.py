@@ -89,7 +89,7 @@ def export_ctranslate2(loaded: LoadedModel, output: Path, *, precision: ExportPr
         spec.save(str(temporary))
         (temporary / TOKENIZER_NAME).mkdir()
         loaded.tokenizer.write_files(temporary / TOKENIZER_NAME)
-        (temporary / CARD_NAME).write_text(_card(loaded, precision), encoding="utf-8")
+        (temporary / CARD_NAME).write_text(_card(loaded, precision), encoding="utf-8", errors="backslashreplace")  # names of files may be any bytes
 
 
 def pieces_in_order(tokenizer: Tokenizer, side: Side) -> list[str]:

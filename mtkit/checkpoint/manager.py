@@ -9,7 +9,7 @@ import math
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -134,7 +134,8 @@ class CheckpointManager:
         Later ones are those which the run has passed over because they are damaged: they must not crowd out the good ones.
         """
         stored = [checkpoint for checkpoint in self.stored() if checkpoint.step <= step]
-        keep = {checkpoint.step for checkpoint in stored[-self._config.keep_last :]} | {checkpoint.step for checkpoint in self.best(stored)}
+        keep = {checkpoint.step for checkpoint in stored[-self._config.keep_last :]}
+        keep |= {checkpoint.step for checkpoint in self.ranked(stored)[: self._config.keep_best]}
         for checkpoint in stored:
             if checkpoint.step not in keep:
                 doomed = temporary_name(checkpoint.path)
@@ -145,11 +146,10 @@ class CheckpointManager:
                     faults.reach("retention.remove")
                     shutil.rmtree(doomed)
 
-    def best(self, stored: list[StoredCheckpoint] | None = None) -> list[StoredCheckpoint]:
-        """The `keep_best` best of the stored checkpoints, best first; of equals the earlier one."""
-        candidates = [checkpoint for checkpoint in (self.stored() if stored is None else stored) if self._metric in checkpoint.scores]
-        candidates.sort(key=lambda checkpoint: checkpoint.step)
-        return sorted(candidates, key=lambda checkpoint: quality(checkpoint.scores, self._metric), reverse=True)[: self._config.keep_best]
+    def ranked(self, stored: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
+        """Those of some checkpoints that were validated by the metric, best first; of equals the earlier one."""
+        candidates = sorted((checkpoint for checkpoint in stored if self._metric in checkpoint.scores), key=lambda checkpoint: checkpoint.step)
+        return sorted(candidates, key=lambda checkpoint: quality(checkpoint.scores, self._metric), reverse=True)
 
 
 def clean_up(directory: Path) -> None:

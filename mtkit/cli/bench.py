@@ -9,7 +9,7 @@ import typer
 
 from mtkit.cli import console
 from mtkit.cli.console import DeviceOption, JsonOption, ThreadsOption
-from mtkit.errors import UsageError
+from mtkit.errors import DataError, UsageError
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine: medians of repeats in steady state, warm-up left out.")
 
@@ -189,6 +189,8 @@ def translate(
         model, search=config, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens, in_slots=engine == "slots"
     )
     lines = read_lines(src)
+    if not lines:
+        raise DataError(f"{src}: is empty")
     references = None if ref is None else read_lines(ref)
     if references is not None and len(references) != len(lines):
         raise UsageError(f"{src} has {len(lines)} lines, but {ref} has {len(references)}")

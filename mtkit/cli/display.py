@@ -37,7 +37,7 @@ class QuietDisplay:
 
     def show(self, record: Record) -> None:
         """Print a warning, or nothing."""
-        if record["kind"] in ("unsaved", "unvalidated", "split"):
+        if record["kind"] in ("unsaved", "unvalidated", "split", "damaged"):
             console.say(describe(record))
         warn_of_data(record)
 
@@ -167,6 +167,8 @@ def describe(record: Record) -> str:
         return f"warning: step {step} could not be saved, and the run goes on: {record['reason']}"
     if kind == "unvalidated":
         return f"warning: step {step} could not be validated, and the run goes on: {record['reason']} (its traceback is in metrics.jsonl)"
+    if kind == "damaged":
+        return f"warning: the model is made of the next best checkpoint, for a better one is damaged: {record['reason']}"
     if record.get("resumed"):
         return f"nothing to do: the run is finished at step {step} ({record['reason']})"
     return f"step {step}  finished: {record['reason']}"

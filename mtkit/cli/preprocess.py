@@ -13,8 +13,10 @@ import typer
 from mtkit.cli import console
 from mtkit.cli.console import JsonOption, QuietOption
 from mtkit.cli.corpora import MultiValueCommand, parse_test_sets
-from mtkit.config import Layer, parse_override, read_layer, resolve
+from mtkit.cli.settings import part_layers
+from mtkit.config import resolve
 from mtkit.data.corpus import Corpus, parse_corpus
+from mtkit.data.records import HubDataset, RecordFile
 from mtkit.data.sources import PairedFiles
 from mtkit.distributed import num_cores
 from mtkit.errors import UsageError
@@ -137,14 +139,15 @@ def find_warnings(report: "PreprocessReport") -> list[str]:
 def _resolve(file: Path | None, overrides: Sequence[str]) -> "PreprocessConfig":
     from mtkit.data.preprocess import PreprocessConfig
 
-    layers = [] if file is None else [read_layer(file, PreprocessConfig, table="preprocess")]
-    layers += [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]
-    return resolve(PreprocessConfig, layers).config
+    return resolve(PreprocessConfig, part_layers(file, overrides, PreprocessConfig, table="preprocess")).config
 
 
 def _tokenizer_hint(corpus: Corpus) -> str:
-    files = [path for source in corpus.sources if isinstance(source, PairedFiles) for path in (source.src, source.tgt)]
-    return f"Train one: mtkit tokenizer train {' '.join(files) or 'train.en train.de'} --output tokenizer\nThen add --tokenizer tokenizer"
+    words = [word for source in corpus.sources for word in ((source.src, source.tgt) if isinstance(source, PairedFiles) else (source.name,))]
+    languages = next((source for source in corpus.sources if isinstance(source, RecordFile | HubDataset)), None)
+    if languages is not None:
+        words += ["--src-lang", languages.src_lang, "--tgt-lang", languages.tgt_lang]
+    return f"Train one: mtkit tokenizer train {' '.join(words)} --output tokenizer\nThen add --tokenizer tokenizer"
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
 
     from mtkit.checkpoint.format import load_model
     from mtkit.decoding.loading import in_precision
-    from mtkit.decoding.scoring import score_pairs
+    from mtkit.decoding.scoring import MAX_TARGET_LENGTH, score_pairs
     from mtkit.decoding.steps import MAX_SOURCE_LENGTH
     from mtkit.evaluation.checks import check_line_counts, find_markup
     from mtkit.model.device import resolve_device
@@ -117,10 +117,11 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     loaded = load_model(model_path)
     model, _ = in_precision(loaded.model, precision, place)
     scores = score_pairs(model, loaded.tokenizer, texts[0].lines, texts[1].lines)
-    cut = [number for number, item in enumerate(scores, start=1) if item.is_source_cut]
-    if cut:
-        more = f" and {len(cut) - 1} more" if len(cut) > 1 else ""
-        console.warn(f"{texts[0].name}: line {cut[0]}{more} longer than {MAX_SOURCE_LENGTH} tokens; only so many of a source count")
+    sides = ((item.is_source_cut for item in scores), (item.is_target_cut for item in scores))
+    for text, side, limit in zip(texts, sides, (MAX_SOURCE_LENGTH, MAX_TARGET_LENGTH), strict=True):
+        if cut := [number for number, is_cut in enumerate(side, start=1) if is_cut]:
+            more = f" and {len(cut) - 1} more" if len(cut) > 1 else ""
+            console.warn(f"{text.name}: line {cut[0]}{more} longer than {limit} tokens; only so many of a line count")
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
     perplexity = math.exp(min(-log_prob / num_tokens, 700.0))
     if as_json:

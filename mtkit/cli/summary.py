@@ -151,7 +151,7 @@ def _progress(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     limit = _tree(config, "training").get("max_steps")
     parts = [f"step {_number(state.get('step'))}" + (f" of {_number(limit)}" if limit else "")]
     if isinstance(state.get("epoch"), int):
-        parts.append(f"epoch {state['epoch'] + 1}")
+        parts.append(f"epoch {max(1, state['epoch'] + bool(state.get('pool') or state.get('position')))}")
     if state.get("num_tgt_tokens"):
         parts.append(f"{_number(state['num_tgt_tokens'])} target tokens")
     if isinstance(state.get("elapsed_s"), int | float):

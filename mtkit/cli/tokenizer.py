@@ -8,7 +8,10 @@ import typer
 
 from mtkit.artefacts import require_free
 from mtkit.cli import console
-from mtkit.config import Layer, Tree, parse_override, read_layer, resolve
+from mtkit.cli.settings import part_layers
+from mtkit.config import Layer, Tree, resolve
+from mtkit.data.corpus import Corpus, holds_both_sides, parse_corpus
+from mtkit.data.sources import check_start_of
 from mtkit.decoding.windows import open_windows
 from mtkit.errors import DataError, UsageError
 from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output
@@ -45,10 +48,17 @@ def register(app: typer.Typer) -> None:
 def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to make.", metavar="DIR", show_default=False)],
     files: Annotated[
-        list[str] | None, typer.Argument(help="Text of both sides, plain or gzip, for a joint vocabulary; - is stdin.", metavar="FILE")
+        list[str] | None,
+        typer.Argument(
+            help="Text for a joint vocabulary, plain or gzip, - is stdin; or, for either kind, what holds both sides: TSV, parquet, JSON lines or "
+            "hf:NAME:CONFIG.",
+            metavar="FILE",
+        ),
     ] = None,
     src: Annotated[list[str] | None, typer.Option("--src", help="Text of the source side; may be given again.", metavar="FILE")] = None,
     tgt: Annotated[list[str] | None, typer.Option("--tgt", help="Text of the target side; may be given again.", metavar="FILE")] = None,
+    src_lang: Annotated[str | None, typer.Option("--src-lang", metavar="LANG", help="Key of the source text in records, such as en.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", metavar="LANG", help="Key of the target text in records, such as de.")] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", help="TOML file with the settings, at its top level or in a table named tokenizer.", metavar="FILE"),
@@ -66,16 +76,20 @@ def train(
 ) -> None:
     """Train a sentencepiece tokenizer on text.
 
-    One vocabulary for both sides takes any number of files. One for each (--separate) needs --src and --tgt.
+    One vocabulary for both sides takes any number of files. One for each (--separate) needs to know which text is which: --src and --tgt, or what
+    holds both.
     """
     flags = {"--vocab-size": ("vocab_size", vocab_size), "--type": ("type", type_), "--joint/--separate": ("joint", joint)}
     settings = _resolve(config, overrides or [], flags={name: {key: value} for name, (key, value) in flags.items() if value is not None})
-    sources = _sources(files or [], src or [], tgt or [], joint=settings.joint)
     require_free(output)
+    texts = _texts(files or [], src or [], tgt or [], joint=settings.joint)
+    corpora = [parse_corpus([file], src_lang=src_lang, tgt_lang=tgt_lang) for file in files or [] if holds_both_sides(file)]
+    for corpus in corpora:
+        corpus.check_start()
 
     from mtkit.data.tokenizer import train_on_lines
 
-    tokenizer = train_on_lines(_read(sources), settings)
+    tokenizer = train_on_lines(_read(texts, corpora), settings)
     tokenizer.save(output)
     for name, text in tokenizer.trained_on.items():
         size = tokenizer.tgt_vocab_size if name == "tgt.model" else tokenizer.src_vocab_size
@@ -88,35 +102,42 @@ def train(
 def _resolve(file: Path | None, overrides: Sequence[str], *, flags: dict[str, Tree]) -> "TokenizerConfig":
     from mtkit.data.tokenizer import TokenizerConfig
 
-    layers = [] if file is None else [read_layer(file, TokenizerConfig, table="tokenizer")]
-    layers += [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]
+    layers = part_layers(file, overrides, TokenizerConfig, table="tokenizer")
     layers += [Layer(name=name, data=data) for name, data in flags.items()]
     return resolve(TokenizerConfig, layers).config
 
 
-def _sources(files: Sequence[str], src: Sequence[str], tgt: Sequence[str], *, joint: bool) -> list[tuple["Side", str]]:
-    """Each file to read with its side; for a joint vocabulary the side means nothing."""
-    if not joint and (files or not src or not tgt):
+def _texts(files: Sequence[str], src: Sequence[str], tgt: Sequence[str], *, joint: bool) -> list[tuple["Side", str]]:
+    """Each file of one side with that side; for a joint vocabulary the side means nothing."""
+    plain = [file for file in files if not holds_both_sides(file)]
+    if not joint and (plain or not (len(files) > len(plain) or (src and tgt))):
         raise UsageError(
             "a separate vocabulary for each side needs to know which file is which",
-            hint="Give the text as --src FILE --tgt FILE, and no other files.",
+            hint="Give the text as --src FILE --tgt FILE, and no other files but such as hold both sides.",
         )
-    sources: list[tuple[Side, str]] = [("src", file) for file in (*files, *src)]
-    sources += [("tgt", file) for file in tgt]
-    if not sources:
+    texts: list[tuple[Side, str]] = [("src", file) for file in (*plain, *src)]
+    texts += [("tgt", file) for file in tgt]
+    if not texts and not files:
         raise UsageError("no text is given", hint="Name the files to train on, or - for stdin.")
-    for _, file in sources:
+    for _, file in texts:
+        if holds_both_sides(file):
+            raise UsageError(f"{file}: holds both sides", hint="Name it without --src or --tgt before it.")
         if file != STDIO and not Path(file).exists():
             raise DataError(f"{file}: there is no such file")
-    return sources
+        check_start_of(file)
+    return texts
 
 
-def _read(sources: Sequence[tuple["Side", str]]) -> Iterator[tuple["Side", str]]:
-    for side, file in sources:
+def _read(texts: Sequence[tuple["Side", str]], corpora: Sequence[Corpus]) -> Iterator[tuple["Side", str]]:
+    for side, file in texts:
         with open_lines(file) as lines:
             for line in lines:
                 yield side, line
             _warn_of_repairs(lines)
+    for corpus in corpora:
+        for src, tgt in corpus.pairs():
+            yield "src", src
+            yield "tgt", tgt
 
 
 # --- encode and decode ------------------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def train(
             run.require_fitting(config)
             say = partial(console.say, quiet=quiet)
             prepare_data(config, output, num_workers=num_workers, world_size=num_processes, say=say)
-        _warn_of_few_cores(num_processes, device)
+        _check_processes(num_processes, device)
         arguments = [argument for argument in sys.argv[1:] if argument != "--no-resume"]  # has done its work here, and would refuse a restart
         raise typer.Exit(launch(arguments, num_processes=num_processes, max_restarts=max_restarts, say=console.warn))
 
@@ -178,12 +178,15 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in pairs if value is not None and value != {}}
 
 
-def _warn_of_few_cores(num_processes: int, device_name: str) -> None:
-    """Print a warning if processes that compute on the CPU have less than a core each."""
+def _check_processes(num_processes: int, device_name: str) -> None:
+    """Refuse more processes than GPUs, and warn if processes that compute on the CPU have less than a core each."""
     from mtkit.distributed import num_cores
-    from mtkit.model.device import resolve_device
+    from mtkit.model.device import require_gpus, resolve_device
 
-    if num_processes > num_cores() and resolve_device(device_name).type == "cpu":
+    device = resolve_device(device_name)
+    if device.type == "cuda":
+        require_gpus(device, num_processes)
+    elif num_processes > num_cores():
         console.warn(f"{num_processes} processes share {num_cores()} CPU cores, which makes them slower than one per core")
 
 

@@ -10,7 +10,7 @@ from mtkit.data.sources import PairedFiles, ReadCounts, Skip, SourceRecord, Text
 from mtkit.errors import UsageError
 from mtkit.files import STDIO
 
-__all__ = ["Corpus", "ReadCounts", "Source", "SourceRecord", "TextPair", "check_directions", "parse_corpus", "side_suffixes"]
+__all__ = ["Corpus", "ReadCounts", "Source", "SourceRecord", "TextPair", "check_directions", "holds_both_sides", "parse_corpus", "side_suffixes"]
 
 Source = PairedFiles | TsvFile | RecordFile | HubDataset
 
@@ -107,7 +107,7 @@ def parse_corpus(
         elif word.endswith(_RECORD_SUFFIXES):
             src_key, tgt_key = _need_languages(word, src_lang=src_lang, tgt_lang=tgt_lang)
             sources.append(RecordFile(path=word, src_lang=src_key, tgt_lang=tgt_key))
-        elif word.endswith(_TSV_SUFFIXES) or (word == STDIO and (not words or _holds_both_sides(words[0]))):
+        elif word.endswith(_TSV_SUFFIXES) or (word == STDIO and (not words or holds_both_sides(words[0]))):
             sources.append(TsvFile(path=word))
         elif not words:
             raise UsageError(f"{word} has no partner", hint=_PARTNER_HINT)
@@ -150,12 +150,13 @@ def _suffix(path: str) -> str:
     return PurePath(path.removesuffix(".gz")).suffix
 
 
-def _holds_both_sides(word: str) -> bool:
+def holds_both_sides(word: str) -> bool:
+    """Whether a word of the command line is a whole corpus, see `parse_corpus`, and no text file."""
     return word.startswith(HUB_PREFIX) or word.endswith((*_RECORD_SUFFIXES, *_TSV_SUFFIXES))
 
 
 def _pair_files(src: str, tgt: str, *, src_lang: str | None, tgt_lang: str | None) -> PairedFiles:
-    if _holds_both_sides(tgt):
+    if holds_both_sides(tgt):
         raise UsageError(f"{src} has no partner: {tgt}, which follows it, holds both sides", hint=_PARTNER_HINT)
     if src == tgt == STDIO:
         raise UsageError("stdin cannot be both sides of a corpus")

@@ -38,7 +38,8 @@ _NONPRINTING = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterConfig:
-    """What makes a training pair unfit. Pairs with an empty side are always dropped; dev and test sets are never filtered."""
+    """What makes a training pair unfit. Pairs with an empty side are always dropped. Dev and test sets are not filtered, but validation leaves out
+    such pairs."""
 
     max_length: int | None = 250
     """Tokens that either side may have, without EOS; at least 1. None: any number."""

@@ -171,6 +171,8 @@ class MixedOrder:
         self._sizes = tuple(sizes)
         self._starts = (0, *itertools.accumulate(sizes))
         self._seed = seed
+        exponent = math.frexp(max(weights))[1]
+        weights = [math.ldexp(weight, -exponent) for weight in weights]  # the same shares, whose sum is a number
         total = math.fsum(weights)
         self._ends = (0.0, *(end / total for end in itertools.accumulate(weights[:-1])), 1.0)
         smallest = self.num_pairs // self.num_pools * min(weights) / total

@@ -139,8 +139,9 @@ class ShardPools:
 
     @property
     def longest(self) -> int:
-        """Tokens, without EOS, that a sentence may have; 0 = not known."""
-        return max(self._shards.max_lengths()) if self._shards.num_pairs <= orders.POOL_PAIRS else self._shards.length_limit
+        """Tokens, without EOS, that a sentence may have. Where no filter bounds it, all lengths are looked at."""
+        is_quick = self._shards.num_pairs <= orders.POOL_PAIRS
+        return max(self._shards.max_lengths()) if is_quick or not self._shards.length_limit else self._shards.length_limit
 
     def read(self, epoch: int, number: int) -> Pool:
         """Read a pool into memory.

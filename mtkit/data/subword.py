@@ -131,13 +131,30 @@ class SampledPools:
             ArtefactError: The data is damaged.
         """
         pool = self._source.read(epoch, number)
-        src_ids, src_offsets = self._sampler.sample(pool.src_ids, pool.src_offsets, pool.indices, side="src", seed=self._seed, epoch=epoch)
-        tgt_ids, tgt_offsets = self._sampler.sample(pool.tgt_ids, pool.tgt_offsets, pool.indices, side="tgt", seed=self._seed, epoch=epoch)
+        numbers = _draw_numbers(pool.indices, pool.number)
+        src_ids, src_offsets = self._sampler.sample(pool.src_ids, pool.src_offsets, numbers, side="src", seed=self._seed, epoch=epoch)
+        tgt_ids, tgt_offsets = self._sampler.sample(pool.tgt_ids, pool.tgt_offsets, numbers, side="tgt", seed=self._seed, epoch=epoch)
         return dataclasses.replace(pool, src_ids=src_ids, src_offsets=src_offsets, tgt_ids=tgt_ids, tgt_offsets=tgt_offsets)
 
     def close(self) -> None:
         """End a read that is going on in another thread."""
         self._source.close()
+
+
+def _draw_numbers(indices: Int64s, pool: int) -> Int64s:
+    """A number for each pair of a pool by which it differs from all others of the epoch, and from itself where it comes again: pairs of a corpus that
+    is drawn more often than it is large.
+
+    Args:
+        indices: Numbers of the pairs in the corpus.
+        pool: Number of the pool in the epoch.
+    """
+    order = np.argsort(indices, kind="stable")
+    is_first = np.diff(indices[order], prepend=-1) != 0
+    starts = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
+    times = np.empty(len(order), dtype=np.int64)
+    times[order] = np.arange(len(order)) - starts
+    return _mix((times + (pool << 24)).astype(np.uint64)).view(np.int64) ^ indices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,9 @@ from mtkit.decoding import scoring
 from mtkit.decoding.scoring import PenaltyKind, refuse_nan
 from mtkit.decoding.search import NEG_INF, Hypothesis, StepFn
 
+_DRAWN_ELEMENTS = 1 << 21
+"""Probabilities that are drawn from at once, in fp64: a few times 16 MB."""
+
 
 def greedy_search(
     step: StepFn,
@@ -97,26 +100,39 @@ def sample(
     uniform_PT = uniform_PT.to(device)
 
     def choose(log_probs_RV: Tensor, paths_R: Tensor, num_steps: int) -> Tensor:
-        return _draw(log_probs_RV / temperature, uniform_PT[paths_R, num_steps], top_k=top_k, top_p=top_p)
+        return _draw(log_probs_RV, uniform_PT[paths_R, num_steps], temperature=temperature, top_k=top_k, top_p=top_p)
 
     paths = _follow(step, choose, max_lengths=max_lengths, num_paths=num_samples, forbidden_ids=forbidden_ids, device=device)
     return _ranked(paths, num_paths=num_samples, alpha=length_penalty, penalty=penalty)
 
 
-def _draw(scaled_RV: Tensor, uniform_R: Tensor, *, top_k: int | None, top_p: float | None) -> Tensor:
-    """Draw one id per row by inverting the cumulative distribution of the allowed ids, the most probable first."""
-    num_kept = scaled_RV.size(1) if top_k is None else min(top_k, scaled_RV.size(1))
-    kept_RC, ids_RC = scaled_RV.topk(num_kept, dim=1)
-    probs_RC = kept_RC.softmax(dim=1)
+def _draw(log_probs_RV: Tensor, uniform_R: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """Draw one id per row by inverting the cumulative distribution of the allowed ids, in the order of the ids.
+
+    (In the order of their probability, two of the thousands of ids that are hardly probable change places by a rounding error, and everything that is
+    drawn after them would be another.)
+    """
+    num_rows = max(1, _DRAWN_ELEMENTS // log_probs_RV.shape[1])
+    blocks = zip(log_probs_RV.split(num_rows), uniform_R.split(num_rows), strict=True)
+    return torch.cat([_draw_block(rows, uniform, temperature, top_k, top_p) for rows, uniform in blocks])
+
+
+def _draw_block(log_probs_RV: Tensor, uniform_R: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    best = log_probs_RV.max(dim=1, keepdim=True)
+    weights_RV = (log_probs_RV - best.values).double().div_(temperature).exp_()  # at most 1, and 1 somewhere, at any temperature
+    if top_k is not None and top_k < weights_RV.shape[1]:
+        ids_RC = log_probs_RV.topk(top_k, dim=1).indices
+        weights_RV = torch.zeros_like(weights_RV).scatter_(1, ids_RC, weights_RV.gather(1, ids_RC))
     if top_p is not None:
-        before_RC = probs_RC.cumsum(dim=1) - probs_RC
-        probs_RC = probs_RC.masked_fill(before_RC >= top_p, 0.0)
-    cumulative_RC = probs_RC.cumsum(dim=1)
-    target_R1 = uniform_R.unsqueeze(1) * cumulative_RC[:, -1:]
-    # The last id with a probability above zero bounds the choice: rounding must not lead past it.
-    last_R = (probs_RC > 0).sum(dim=1) - 1
-    index_R = torch.minimum((cumulative_RC <= target_R1).sum(dim=1), last_R.clamp(min=0))
-    return ids_RC.gather(1, index_R.unsqueeze(1)).squeeze(1)
+        sorted_RV, ids_RV = weights_RV.sort(dim=1, descending=True, stable=True)
+        before_RV = sorted_RV.cumsum(dim=1) - sorted_RV
+        is_left_out_RV = before_RV >= top_p * sorted_RV.sum(dim=1, keepdim=True)
+        weights_RV = weights_RV.scatter(1, ids_RV, sorted_RV.masked_fill(is_left_out_RV, 0.0))
+    cumulative_RV = weights_RV.cumsum(dim=1)
+    total_R1 = cumulative_RV[:, -1:]
+    drawn_R1 = torch.searchsorted(cumulative_RV, uniform_R.unsqueeze(1).double() * total_R1, right=True)
+    # A row without any weight, where the model gave NaN or nothing is allowed, shows that by its largest element.
+    return torch.where(total_R1 > 0, drawn_R1, best.indices).squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,9 @@ from mtkit.model.transformer import Transformer
 PenaltyKind = Literal["gnmt", "power"]
 """`gnmt` is ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14; used by Vaswani et al. 2017), `power` is n^alpha (alpha 1: mean log-probability)."""
 
+MAX_TARGET_LENGTH = 4096
+"""Tokens of a target that are scored by default. The memory of attention grows with their square: a line of 40,000 would take 8 GB."""
+
 _LOGIT_ROWS = 1024
 """Target tokens whose logits are held at once: bounds the memory of the N x V matrix."""
 
@@ -55,11 +58,13 @@ class PairScore:
         log_prob: Sum over the target tokens and EOS of their natural log-probabilities.
         num_tokens: Number of target tokens, EOS included; at least 1.
         is_source_cut: Whether the source was longer than the limit, and the rest of it is not accounted for.
+        is_target_cut: The same of the target.
     """
 
     log_prob: float
     num_tokens: int
     is_source_cut: bool = False
+    is_target_cut: bool = False
 
 
 def score_pairs(
@@ -69,6 +74,7 @@ def score_pairs(
     tgt_lines: Sequence[str],
     *,
     max_source_length: int = MAX_SOURCE_LENGTH,
+    max_target_length: int = MAX_TARGET_LENGTH,
     batch_tokens: int = 4096,
 ) -> list[PairScore]:
     """The log-probability of each target line given its source line. A blank target is EOS alone.
@@ -82,6 +88,7 @@ def score_pairs(
         src_lines: Source text.
         tgt_lines: Target text, as many lines.
         max_source_length: Longer sources are cut to so many tokens, as `translate` does.
+        max_target_length: And so are longer targets.
         batch_tokens: Positions of a batch, padding included. Does not change the result.
 
     Raises:
@@ -90,9 +97,13 @@ def score_pairs(
     if len(src_lines) != len(tgt_lines):
         raise DataError(f"the source has {len(src_lines)} lines and the target {len(tgt_lines)}: line i of one must belong to line i of the other")
     sources = tokenizer.encode(src_lines, "src")
-    cut = [ids[:max_source_length] for ids in sources]
-    scores = score_token_pairs(model, cut, tokenizer.encode(tgt_lines, "tgt"), batch_tokens=batch_tokens)
-    return [dataclasses.replace(score, is_source_cut=len(ids) > max_source_length) for score, ids in zip(scores, sources, strict=True)]
+    targets = tokenizer.encode(tgt_lines, "tgt")
+    cut = [[ids[:limit] for ids in side] for side, limit in ((sources, max_source_length), (targets, max_target_length))]
+    scores = score_token_pairs(model, *cut, batch_tokens=batch_tokens)
+    return [
+        dataclasses.replace(score, is_source_cut=len(src) > max_source_length, is_target_cut=len(tgt) > max_target_length)
+        for score, src, tgt in zip(scores, sources, targets, strict=True)
+    ]
 
 
 def score_token_pairs(

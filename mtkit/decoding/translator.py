@@ -175,8 +175,9 @@ class LineTranslator(ABC):
         self._forbidden_ids = tokenizer.forbidden_ids("tgt")
 
     def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Which sources are searched together, as indices; `lengths` are their positions."""
-        return batches_by_length(lengths, max_tokens=self._batch_tokens)
+        """Which sources are searched together, as indices; `lengths` are their positions. Samples of a source take as much room as other sources."""
+        num_samples = self.search.n_best if self.search.method == "sample" else 1
+        return batches_by_length(lengths, max_tokens=max(1, self._batch_tokens // num_samples))
 
     def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
         """What `_search` gives for each batch, in their order."""

@@ -3,7 +3,7 @@
 Every number is sacreBLEU's own: its classes turn each sentence into a row of counts and a sum of rows into a score. What is added here is the
 check of the shapes, which sacreBLEU leaves to the caller (it truncates in silence where a list is transposed or too short), and resampling that
 takes the seed as an argument, needs the rows of each system only once, and keeps memory independent of the number of resamples. Interval and
-p-value are those of sacreBLEU's paired bootstrap for the same seed.
+p-value are those of sacreBLEU's paired bootstrap for the same seed, but for ties, see `system_scores`.
 
 Texts are raw: detokenized, true-cased, exactly as a person would read them. The metrics tokenize by themselves and say so in the signature.
 """

@@ -13,6 +13,10 @@ Activation = Literal["relu", "gelu", "swiglu"]
 TieEmbeddings = Literal["none", "decoder", "three-way"]
 
 
+ONLY_IN_TRAINING = ("dropout", "attention_dropout", "activation_dropout")
+"""Keys of a model's config without which its weights compute the same once it is trained."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """The architecture of an encoder-decoder Transformer. The defaults are the paper's base model.

@@ -62,7 +62,7 @@ class Precision:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn a device name into a device that exists.
+    """Turn a device name into a device that exists. A GPU that is named by its number becomes the current one: kernels of Triton are launched there.
 
     Args:
         name: `auto` (the first GPU if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
@@ -81,7 +81,29 @@ def resolve_device(name: str) -> torch.device:
     if int(number or 0) >= num_gpus:
         built = "; this torch is built for the CPU only" if torch.version.cuda is None else ""
         raise UsageError(f"device {name} is not there: torch sees {num_gpus} GPUs{built}", hint="Use --device cpu, or a torch build for CUDA.")
+    if number:
+        torch.cuda.set_device(int(number))
     return torch.device(name)
+
+
+def require_gpus(device: torch.device, number: int) -> None:
+    """Refuse more processes on this machine than it has GPUs, of which each process needs its own.
+
+    Args:
+        device: The GPU that was asked for; with a number it is one for all.
+        number: Processes.
+
+    Raises:
+        UsageError: There are more.
+    """
+    is_one = ":" in str(device)
+    num_gpus = 1 if is_one else torch.cuda.device_count()
+    if number > num_gpus:
+        what = f"device {device} is one GPU" if is_one else f"torch sees {num_gpus} GPUs"
+        raise UsageError(
+            f"{number} processes were asked for, but {what}, and each process needs its own",
+            hint="Start one process for each GPU, with --device cuda.",
+        )
 
 
 def resolve_precision(name: PrecisionName, device: torch.device) -> Precision:
@@ -145,15 +167,16 @@ def record_graph(run: Callable[[], T], device: torch.device) -> tuple[torch.cuda
     Returns:
         The graph, which repeats the work when it is replayed, and what `run` returned, which holds the results of each replay.
     """
-    side_stream = torch.cuda.Stream(device)
-    side_stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side_stream):
-        for _ in range(_WARMUP_RUNS):
-            run()
-    torch.cuda.current_stream(device).wait_stream(side_stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
+    with torch.cuda.device(device):  # torch records on a stream of the current device
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            for _ in range(_WARMUP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = run()
     return graph, result
 
 

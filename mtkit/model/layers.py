@@ -35,19 +35,22 @@ class Positions(nn.Module):
     """Sinusoids for any position, computed when first needed.
 
     The table is neither a parameter nor a buffer: it is not stored with the model, and data-parallel processes do not try to exchange it.
+
+    Attributes:
+        table: What was computed last; a longer sentence, or another device or dtype, replaces it.
     """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.d_model = d_model
-        self._table = torch.empty(0, d_model)
+        self.table = torch.empty(0, d_model)
 
     def forward(self, end: int, *, like: Tensor) -> Tensor:
         """Encodings of at least the positions before `end`, one in a row of D, in the dtype and on the device of `like`."""
-        table = self._table  # which another thread may replace
+        table = self.table  # which another thread may replace
         if end > table.shape[0] or table.dtype != like.dtype or table.device != like.device:
             with torch.inference_mode(False):  # a table made while translating must serve training too
-                table = self._table = sinusoids(max(256, 2 * end), self.d_model).to(like)
+                table = self.table = sinusoids(max(256, 2 * end), self.d_model).to(like)
         return table
 
 

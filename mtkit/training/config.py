@@ -15,6 +15,7 @@ from mtkit.data.subword import MAX_ALPHA
 from mtkit.data.tokenizer import TokenizerConfig
 from mtkit.decoding.translator import SearchConfig
 from mtkit.errors import ConfigError
+from mtkit.evaluation.metrics import tokenizer_for
 from mtkit.model.config import MODEL_PRESETS, ModelConfig
 from mtkit.training.optim import OptimConfig
 
@@ -220,10 +221,14 @@ def refused_changes(old: Mapping[str, Any], new: TrainConfig) -> list[str]:
 
     An option that is younger than the saved config stands there at its default, which therefore has to be what was done before there was a choice.
     """
-    allowed = MAY_CHANGE_ON_RESUME
+    completed = _completed(old, codec.to_dict(TrainConfig()))
+    refused = []
     if new.optim.schedule in ("linear", "cosine"):  # the learning rate depends on the last step there
-        allowed = (*(key for key in allowed if key != "training.max_"), "training.max_epochs", "training.max_tokens", "training.max_minutes")
-    return [line for line in codec.differences(_completed(old, codec.to_dict(TrainConfig())), codec.to_dict(new)) if not line.startswith(allowed)]
+        refused.append("training.max_steps")
+    if tokenizer_for(completed["data"]["tgt_lang"]) != tokenizer_for(new.data.tgt_lang):  # BLEU from here on would be another number
+        refused.append("data.tgt_lang")
+    changes = codec.differences(completed, codec.to_dict(new))
+    return [line for line in changes if line.startswith(tuple(refused)) or not line.startswith(MAY_CHANGE_ON_RESUME)]
 
 
 def _completed(tree: Mapping[str, Any], defaults: codec.Tree) -> codec.Tree:

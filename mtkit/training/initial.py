@@ -7,17 +7,15 @@ import torch
 
 from mtkit import config as codec
 from mtkit.artefacts import verify_directory
-from mtkit.checkpoint.format import ModelDescription, StoredWeights, copy_parameters, read_description, require_fitting_tokenizer
+from mtkit.checkpoint.format import ModelDescription, StoredWeights, copy_parameters, read_description, read_tensors, require_fitting_tokenizer
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError
+from mtkit.model.config import ONLY_IN_TRAINING
 from mtkit.training.config import TrainConfig
 from mtkit.training.optim import optimizer_kind
-from mtkit.training.state import OPTIMIZER_NAME, restore_optimizer
+from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, restore_optimizer
 from mtkit.training.step import Updater
-
-MAY_DIFFER = ("dropout", "attention_dropout", "activation_dropout")
-"""Keys of a model's config with which the same weights compute the same outside of training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +53,14 @@ class InitialModel:
         Raises:
             ArtefactError: A file is damaged, or the optimizer is of another kind.
         """
-        copy_parameters(updater.model, StoredWeights(self.path / MODEL_NAME, self.description))
+        weights = StoredWeights(self.path / MODEL_NAME, self.description)
+        copy_parameters(updater.model, weights)
         if updater.ema is not None:
             for name, parameter in updater.model.named_parameters():
                 updater.ema[name].copy_(parameter)
         if keep_optimizer:
+            if (trained := self.path / TRAINED_NAME).exists():  # what the optimizer has got to; the model's file holds the moving average
+                copy_parameters(updater.model, read_tensors(trained, shapes={name: tensor.shape for name, tensor in weights.items()}))
             restore_optimizer(updater.optimizer, updater.parameter_names, self.path / OPTIMIZER_NAME)
 
 
@@ -76,7 +77,7 @@ def open_initial(config: TrainConfig) -> InitialModel | None:
     files = verify_directory(path, level="full").files
     description = read_description(path)
     own = codec.to_dict(description.model)
-    changes = [line for line in codec.differences(own, codec.to_dict(config.model)) if not line.startswith(MAY_DIFFER)]
+    changes = [line for line in codec.differences(own, codec.to_dict(config.model)) if not line.startswith(ONLY_IN_TRAINING)]
     if changes:
         options = " ".join(f"--set model.{key}={own[key]}" for key in (line.split(":")[0] for line in changes))
         message = "; ".join(f"model.{line}" for line in changes)

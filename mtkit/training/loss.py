@@ -141,8 +141,8 @@ def _softmax_for(z_KR: Tensor) -> Callable[[Tensor, Tensor, float], tuple[Tensor
 
 @functools.cache
 def _fused_softmax() -> Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]:
-    """`_softmax_less_target` as a GPU does it best."""
-    return torch.compile(_softmax_less_target_in_one_pass, dynamic=False) if can_compile() else _softmax_less_target
+    """`_softmax_less_target` as a GPU does it best. Packed batches have one number of tokens; for padded ones torch makes a kernel for any."""
+    return torch.compile(_softmax_less_target_in_one_pass) if can_compile() else _softmax_less_target
 
 
 def smoothed_cross_entropy(

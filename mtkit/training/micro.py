@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mtkit.data.loader import Batch, PackedBatch
 from mtkit.model.config import ModelConfig
 from mtkit.model.device import Precision, can_compile, record_graph
+from mtkit.model.layers import Positions
 from mtkit.model.transformer import Transformer
 
 MicroStep = Callable[[Batch | PackedBatch, float], tuple[Tensor, Tensor]]
@@ -86,13 +87,14 @@ class GraphedMicroStep:
         self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: PackedBatch | None = None
+        self._tables: list[Tensor] = []
         self._factor = torch.ones((), device=device)
         self._result: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, batch: Batch | PackedBatch, factor: float) -> tuple[Tensor, Tensor]:
         """See `MicroStep`."""
         assert isinstance(batch, PackedBatch)
-        if self._graph is None:
+        if self._graph is None or not self._fits(batch):
             self._record(batch)
         assert self._batch is not None
         assert self._graph is not None
@@ -103,8 +105,14 @@ class GraphedMicroStep:
         self._graph.replay()
         return self._result
 
+    def _fits(self, batch: PackedBatch) -> bool:
+        """Whether the batch has the shape of the recorded ones. A run that goes on with another number of processes first ends the pool in which it
+        was, and later pools have micro-batches of another size."""
+        return self._batch is not None and [left.shape for left in self._batch.tensors()] == [right.shape for right in batch.tensors()]
+
     def _record(self, batch: PackedBatch) -> None:
         """Record the step. What is in the gradients is kept, and so is the state of the random number generator."""
+        self._graph = self._result = None  # which frees their memory
         self._batch = batch.to(self._device)
         parameters = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         for parameter in parameters:
@@ -113,6 +121,8 @@ class GraphedMicroStep:
         kept = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
         generator_state = torch.cuda.get_rng_state(self._device)
         self._graph, self._result = record_graph(self._run, self._device)
+        # Held, for the recorded step reads them where they were, also when a longer sentence has made the model replace them.
+        self._tables = [module.table for module in self._objective.modules() if isinstance(module, Positions)]
         torch.cuda.set_rng_state(generator_state, self._device)
         for parameter, gradient in zip(parameters, kept, strict=True):
             assert parameter.grad is not None

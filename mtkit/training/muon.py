@@ -1,8 +1,8 @@
 """Muon: momentum whose every step is made orthogonal, for the hidden matrices (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 
 It computes what `torch.optim.Muon` does with `adjust_lr_fn="match_rms_adamw"`, and differs in three things: matrices of one shape are orthogonalized
-together, so that a GPU gets a few large products instead of thousands of small ones; stacked projections are orthogonalized one by one; and where
-bf16 is slow, as on most CPUs, products are fp32.
+together, so that a GPU gets a few large products instead of thousands of small ones; stacked projections of attention are orthogonalized one by one;
+and where bf16 is slow, as on most CPUs, products are fp32.
 
 Shapes: N matrices, of R rows and C columns.
 """

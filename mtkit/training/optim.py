@@ -106,8 +106,8 @@ def build_optimizer(parameters: Mapping[Tensor, str], config: OptimConfig) -> Op
 def _num_blocks(parameter: Tensor, name: str) -> int:
     """Of how many matrices, one above the other, a hidden matrix is made; 0 for what is no hidden matrix.
 
-    The projections of attention stack Q, K and V, or K and V, each as wide as it is high. Embeddings and the output projection are left to Adam, as
-    the authors of Muon advise.
+    The projections of attention stack Q, K and V, or K and V, each as wide as it is high. The two halves of SwiGLU's first matrix are taken
+    as one. Embeddings and the output projection are left to Adam, as the authors of Muon advise.
     """
     if parameter.ndim != 2 or not name.startswith(("encoder.", "decoder.")):
         return 0

@@ -115,10 +115,11 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
         if missing := _missing(config):
             say(_MISSING.format(" ".join(missing)))
         return
+    given = _given_tokenizer(config, say=say)
     if changes:  # of an unfinished attempt
-        _discard(directory)
+        _discard(directory)  # only now, for the tokenizer that was given may be the one in there
     try:
-        tokenizer = _tokenizer(train, config, directory=directory, source=source, say=say)
+        tokenizer = _tokenizer(train, config, given=given, directory=directory, source=source, say=say)
         say(f"preprocessing into {shards}")
         report = preprocess(
             train,
@@ -266,15 +267,24 @@ def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpu
     return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split, stream=config.data.stream)
 
 
-def _tokenizer(corpus: Corpus, config: TrainConfig, *, directory: Path, source: dict[str, Any], say: Say) -> Tokenizer:
+def _given_tokenizer(config: TrainConfig, *, say: Say) -> Tokenizer | None:
+    """The tokenizer that a config names, itself or with the model to begin with; None where it is to be learnt, or is gone and the run has it."""
+    if (initial := open_initial(config)) is not None:
+        say(f"taking the tokenizer of {initial.path}")
+        return initial.tokenizer
+    if config.data.tokenizer is None or not Path(config.data.tokenizer).exists():
+        return None
+    return load_tokenizer(Path(config.data.tokenizer))
+
+
+def _tokenizer(corpus: Corpus, config: TrainConfig, *, given: Tokenizer | None, directory: Path, source: dict[str, Any], say: Say) -> Tokenizer:
     """The tokenizer for shards; once it is there, it is kept in `directory` together with what it was made from."""
     if (directory / TOKENIZER_NAME / MANIFEST_NAME).is_file():
         return Tokenizer.load(directory / TOKENIZER_NAME)
-    if (initial := open_initial(config)) is not None:
-        say(f"taking the tokenizer of {initial.path}")
-        tokenizer = initial.tokenizer
+    if given is not None:
+        tokenizer = given
     elif config.data.tokenizer is not None:
-        tokenizer = load_tokenizer(Path(config.data.tokenizer))
+        tokenizer = load_tokenizer(Path(config.data.tokenizer))  # which says that it is gone
     else:
         say(f"training a tokenizer of {config.tokenizer.vocab_size} pieces")
         with contextlib.closing(corpus.pairs()) as pairs:

@@ -40,9 +40,10 @@ class _PairedLinearCrossEntropy(torch.autograd.Function):
             hidden_grads = tuple(torch.empty(h_ND.shape, dtype=torch.float32, device=device) for h_ND in hidden_NDs)
             weight_grad = torch.zeros(weight_RD.shape, dtype=torch.float32, device=device)
             sums = torch.zeros(2, device=device)
+            softmax_pair: Callable[..., tuple[Tensor, Tensor, Tensor]] = _compiled_softmax_pair() if device.type == "cuda" else _softmax_pair
             for rows in (slice(start, start + chunk) for start in range(0, len(target_N), chunk)):
                 h_KDs = [h_ND[rows] * is_real_N1[rows] for h_ND in hidden_NDs]
-                losses_2K, *grads_KV = _losses_and_gradients()(*(h_KD @ weight_VD.t() for h_KD in h_KDs), target_N[rows, None], epsilon, alpha)
+                losses_2K, *grads_KV = softmax_pair(*(h_KD @ weight_VD.t() for h_KD in h_KDs), target_N[rows, None], epsilon, alpha)
                 sums += (losses_2K * is_real_N1[rows, 0]).sum(dim=1)
                 if not is_trained:
                     continue
@@ -86,9 +87,9 @@ def _softmax_pair(first_KV: Tensor, second_KV: Tensor, y_K1: Tensor, epsilon: fl
 
 
 @functools.cache
-def _losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """`_softmax_pair` as it is fastest here."""
-    return torch.compile(_softmax_pair, dynamic=False) if torch.cuda.is_available() and can_compile() else _softmax_pair
+def _compiled_softmax_pair() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`_softmax_pair` as a GPU does it best."""
+    return torch.compile(_softmax_pair) if can_compile() else _softmax_pair
 
 
 def paired_cross_entropy(

@@ -106,9 +106,13 @@ class RunStore:
                 tokenizer=self._data.tokenizer,
             )
 
-    def hand_over(self) -> Path:
-        """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it. Only the main process calls it."""
-        path = self._best_undamaged()
+    def hand_over(self) -> list[str]:
+        """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it. Only the main process calls it.
+
+        Returns:
+            A line for each damaged one that was passed over.
+        """
+        path, damage = self._best_undamaged()
         save_model(
             self._run.model,
             tensors=read_tensors(path / MODEL_NAME),
@@ -117,17 +121,20 @@ class RunStore:
             inputs={"checkpoint": read_manifest(path).fingerprint},
             overwrite=True,
         )
-        return self._run.model
+        return damage
 
-    def _best_undamaged(self) -> Path:
+    def _best_undamaged(self) -> tuple[Path, list[str]]:
+        """The checkpoint to make the model of, and what is wrong with those that come before it."""
         damage = []
-        for checkpoint in (*self.manager.best(), *reversed(self.manager.stored())):
+        stored = self.manager.stored()
+        ranked = self.manager.ranked(stored)
+        for checkpoint in (*ranked, *(checkpoint for checkpoint in reversed(stored) if checkpoint not in ranked)):
             try:
                 verify_directory(checkpoint.path, kind="checkpoint", level="full")
             except ArtefactError as error:
                 damage.append(error.message)
                 continue
-            return checkpoint.path
+            return checkpoint.path, damage
         raise ArtefactError(f"{self.manager.directory}: holds no undamaged checkpoint to make a model of: " + "; ".join(damage))
 
     def _provenance(self, state: TrainState) -> dict[str, Any]:

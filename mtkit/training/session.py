@@ -10,14 +10,14 @@ import torch
 from mtkit import config as codec
 from mtkit.distributed import World, all_gather_lines, process_group
 from mtkit.errors import ConfigError
-from mtkit.model.device import keep_freed_memory, resolve_device, resolve_precision
+from mtkit.model.device import keep_freed_memory, require_gpus, resolve_device, resolve_precision
 from mtkit.training.config import TrainConfig
 from mtkit.training.initial import open_initial
 from mtkit.training.prepare import Say, open_data, prepare_data, shards_directory
 from mtkit.training.run import RunDirectory
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Place, Trainer
-from mtkit.training.validate import require_bleu, scoring_warnings
+from mtkit.training.validate import dev_set_warnings, require_bleu, scoring_warnings
 
 
 @contextlib.contextmanager
@@ -57,6 +57,7 @@ def open_session(
     run = RunDirectory(path=output)
     device = resolve_device(device_name)
     if device.type == "cuda":
+        require_gpus(device, world.local_rank + 1)
         device = torch.device("cuda", world.local_rank) if device_name in ("auto", "cuda") else device
         torch.cuda.set_device(device)
     if device.type == "cpu":
@@ -84,6 +85,7 @@ def open_session(
             initial.require_tokenizer(data.tokenizer, shards_directory(config, output))
             initial.load_into(trainer.updater, keep_optimizer=config.training.keep_optimizer)
         if world.is_main:
+            warnings += dev_set_warnings(data.dev, data.tokenizer)
             if config.validation.translate:
                 warnings += scoring_warnings(data.dev, tgt_lang=config.data.tgt_lang)
             for warning in warnings:

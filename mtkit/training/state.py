@@ -50,6 +50,7 @@ class TrainState:
         num_bad_validations: Validations since then without an improvement.
         scores: Results of the last validation.
         scores_step: Its step.
+        last_validation_s: `elapsed_s` of the first update after the last validation, or of the first of all; None where there was none yet.
         is_validation_due: Whether the run was stopped before a validation at this step was done.
         scaler: State of the loss scaling of fp16.
     """
@@ -72,8 +73,14 @@ class TrainState:
     num_bad_validations: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     scores_step: int | None = None
+    last_validation_s: float | None = None
     is_validation_due: bool = False
     scaler: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last update, from 0; `epoch` is already the next one at its end."""
+        return max(0, self.epoch - (self.pool == self.position == 0))
 
     def record_validation(self, scores: dict[str, float], *, metric: Metric) -> bool:
         """Take in the results of a validation at the current step; returns whether it is a new best, see `quality`.
@@ -112,7 +119,7 @@ class TrainState:
         try:
             if value["format"] != FORMAT:
                 raise ArtefactError(f"{path}: has format {value['format']!r}, this mtkit reads format {FORMAT}")
-            none = dict.fromkeys(("micro_per_update", "pool_digest", "is_packed", "best_loss"))
+            none = dict.fromkeys(("micro_per_update", "pool_digest", "is_packed", "best_loss", "last_validation_s"))
             younger = {**none, "saving_s": 0.0, "is_validation_due": False}  # than the format
             value = {**younger, **value}
             names = [entry.name for entry in dataclasses.fields(cls)]

@@ -17,7 +17,7 @@ from mtkit.checkpoint.manager import StoredCheckpoint
 from mtkit.data.batching import Budget
 from mtkit.data.loader import Batch, PackedBatch, load_batch
 from mtkit.distributed import World, all_reduce_sums
-from mtkit.errors import ArtefactError, DivergedError, MTKitError, ResourceError, StoppedError, is_out_of_memory
+from mtkit.errors import ArtefactError, DataError, DivergedError, MTKitError, ResourceError, StoppedError, is_out_of_memory
 from mtkit.files import write_json
 from mtkit.model.device import Precision
 from mtkit.model.transformer import Transformer
@@ -96,15 +96,11 @@ class Trainer:
             compile_model=config.training.compile_layers,
         )
         self.feed = Feed(data.source, budget=self._budget(place.world.size), seed=config.seed, world=place.world)
-        self._run = run
-        self._stop = stop
-        self._clock = clock
+        self._run, self._stop, self._clock = run, stop, clock
         self._metrics = MetricsFile(run.metrics if place.world.is_main else None)
         self._meter = Meter()
         self._start_time = self._last_time = clock()
-        # Elapsed seconds at the end of the last validation and save; None = to be taken from the next update.
-        self._last_validation_s: float | None = None
-        self._last_save_s: float | None = None
+        self._last_save_s: float | None = None  # elapsed seconds at the end of the last save; None = to be taken from the next update
         self._stopping = False
         self._saved_step: int | None = None
         self._num_failed_saves = 0
@@ -218,12 +214,18 @@ class Trainer:
         except StoppedError:
             self._stopping = True
             return
+        except DataError as error:  # of a stream, which nobody has read to its end before
+            yield from self._log()
+            yield from self._save()
+            way_on = f"put it right, and begin a new run with its weights, in another --output with --init-from {self._run.path}"
+            hint = f"The state at step {self.state.step} is saved. This run cannot go on with other text: {way_on}"
+            raise DataError(error.message, hint=hint) from error
         result = self._update(placed, waited=self._clock() - asked)
         if result.is_split:
             yield {"kind": "split", "step": self.state.step, "shapes": placed.tgt_shapes()}
         if self.state.step % self.config.training.log_every_steps == 0 and result.is_applied:
             yield from self._log()
-        if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self._last_validation_s, result):
+        if self._is_due(self.config.validation.every_steps, self.config.validation.every_minutes, self.state.last_validation_s, result):
             yield from self._log()
             yield from self._validate()
         elif self._is_due(self.config.checkpoint.every_steps, self.config.checkpoint.every_minutes, self._last_save_s, result):
@@ -242,10 +244,8 @@ class Trainer:
         if requested:
             self._stopping = True
             self._stop.request(interrupted=bool(interrupted))
-        if self._last_validation_s is None:
-            self._last_validation_s = state.elapsed_s
-        if self._last_save_s is None:
-            self._last_save_s = state.elapsed_s
+        state.last_validation_s = state.elapsed_s if state.last_validation_s is None else state.last_validation_s
+        self._last_save_s = state.elapsed_s if self._last_save_s is None else self._last_save_s
         state.epoch, state.pool, state.position = placed.following
         state.pool_digest = placed.planned.digest
         state.micro_per_update = placed.planned.plan.micro_per_update
@@ -299,15 +299,15 @@ class Trainer:
         state.num_skipped_in_row += 1
         if state.num_skipped_in_row < self.config.training.max_skipped_in_row:
             return
-        report = self._run.path / "diverged.json"
+        report, pool = self._run.path / "diverged.json", placed.planned.pool
         if self.place.world.is_main:
-            pool = placed.planned.pool
             place = {"epoch": pool.epoch, "pool": pool.number, "position": placed.position}
             write_json(report, {"step": state.step, **place, "pairs": placed.pair_numbers()})
         raise DivergedError(
             f"{state.num_skipped_in_row} updates in a row had a loss or gradient that is not finite (last after step {state.step}, "
             f"loss {result.loss_sum}, gradient norm {result.gradient_norm})",
-            hint=f"The last checkpoint is intact; {report} names the last batch. Lower optim.lr, lengthen optim.warmup_steps, or use fp32.",
+            hint=f"{report} names the last batch. Begin anew in another --output with a lower optim.lr, a longer optim.warmup_steps, or "
+            "training.precision = fp32; --init-from with a checkpoint from before the loss went up begins with its weights.",
         )
 
     def _validate(self) -> Iterator[Record]:
@@ -339,10 +339,10 @@ class Trainer:
         else:
             is_best = state.record_validation(scores, metric=config.validation.metric)
             result = {**scores, "is_best": is_best, "elapsed_s": round(self._elapsed(), 1)}
-            yield self._record({"kind": "valid", "step": state.step, "epoch": state.epoch, **result})
+            yield self._record({"kind": "valid", "step": state.step, "epoch": state.last_epoch, **result})
         state.is_validation_due = False
+        state.last_validation_s = None
         yield from self._save()
-        self._last_validation_s = None
         self._last_time = self._clock()
 
     def _finish(self) -> Iterator[Record]:
@@ -358,22 +358,26 @@ class Trainer:
                 interrupted=self._stop.interrupted,
             )
         if self.place.world.is_main:
-            self.store.hand_over()
+            for line in self.store.hand_over():
+                yield {"kind": "damaged", "step": self.state.step, "reason": line}
         yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})
 
     # --- small parts --------------------------------------------------------------------------------------------------------------------
 
     def _save(self, *, is_last: bool = False) -> Iterator[Record]:
-        """Write a checkpoint of the current step, unless there is one. A failure is told, and raised where it is one too many or the last save."""
+        """Write a checkpoint of the current step, unless there is one. A failure is told, and raised where it is one too many or the last save.
+
+        All processes hear how it went: none goes on as if it were saved, and none leaves, which would end the others, before it is written.
+        """
         self._last_save_s = None
         if self._saved_step == self.state.step:
             return
         begin = self._clock()
         error = self._write_checkpoint() if self.place.world.is_main else None
         self.state.saving_s += self._clock() - begin
-        if is_last:  # nobody leaves before it is written: the end of one process is taken as a reason to end the others
-            all_reduce_sums([0.0], self.place.world, self.place.device)
-        if error is not None:
+        news = (float(error is not None), self.state.elapsed_s if self.place.world.is_main else 0.0)
+        has_failed, self.state.elapsed_s = all_reduce_sums(news, self.place.world, self.place.device)
+        if has_failed:
             self._num_failed_saves += 1
             if is_last or self._num_failed_saves == MAX_FAILED_SAVES:
                 raise ResourceError(
@@ -390,6 +394,7 @@ class Trainer:
 
     def _write_checkpoint(self) -> Exception | None:
         """What went wrong with it, or None."""
+        self.state.elapsed_s = self._elapsed()
         try:
             self._metrics.sync()
             self.store.save(self.state, self.updater, world_size=self.place.world.size)
@@ -414,7 +419,7 @@ class Trainer:
             {
                 "kind": "train",
                 "step": state.step,
-                "epoch": state.epoch,
+                "epoch": state.last_epoch,
                 **values,
                 "lr": lr,
                 "tgt_tokens": state.num_tgt_tokens,

@@ -12,6 +12,7 @@ from mtkit import faults
 from mtkit.data.batching import batches_by_length
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.steps import MAX_SOURCE_LENGTH
 from mtkit.decoding.translator import SearchConfig, Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
 from mtkit.errors import MTKitError
@@ -50,12 +51,14 @@ class DevSet:
 
     src_lines: Sequence[str]
     tgt_lines: Sequence[str]
+    num_left_out: int = 0
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> Self:
-        """The dev set of some pairs of lines."""
-        kept = [(src, tgt) for src, tgt in pairs if not is_blank(src) and not is_blank(tgt)]
-        return cls(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept])
+        """The dev set of some pairs of lines, without those of which a side is blank."""
+        given = list(pairs)
+        kept = [(src, tgt) for src, tgt in given if not is_blank(src) and not is_blank(tgt)]
+        return cls(src_lines=[src for src, _ in kept], tgt_lines=[tgt for _, tgt in kept], num_left_out=len(given) - len(kept))
 
     def share(self, world: World) -> "DevSet":
         """Every world.size-th pair, from the rank on: what this process works on."""
@@ -78,6 +81,24 @@ def require_bleu(tgt_lang: str | None) -> None:
         ) from error
 
 
+def dev_set_warnings(dev: DevSet, tokenizer: Tokenizer) -> list[str]:
+    """In what the results of a validation are not those of the dev set as it was given."""
+    warnings = []
+    if dev.num_left_out:
+        total = dev.num_left_out + len(dev.src_lines)
+        warnings.append(f"{dev.num_left_out} of the {total} pairs of the dev set have a blank side and are left out: scores are of the others")
+    num_long = sum(max(len(src), len(tgt)) > MAX_SOURCE_LENGTH for src, tgt in zip(*_encode(dev, tokenizer), strict=True))
+    if num_long:
+        warnings.append(
+            f"{num_long} pairs of the dev set have more than {MAX_SOURCE_LENGTH} tokens on a side: the loss is of so many, from the first on"
+        )
+    return warnings
+
+
+def _encode(dev: DevSet, tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
+    return tokenizer.encode(dev.src_lines, "src"), tokenizer.encode(dev.tgt_lines, "tgt")
+
+
 def scoring_warnings(dev: DevSet, *, tgt_lang: str | None) -> list[str]:
     """What makes BLEU on the dev set say little."""
     warnings = []
@@ -98,13 +119,13 @@ def scoring_warnings(dev: DevSet, *, tgt_lang: str | None) -> list[str]:
 def dev_loss(
     model: Transformer, tokenizer: Tokenizer, dev: DevSet, *, device: torch.device, max_tokens: int, stop: StopRequest | None = None
 ) -> tuple[float, int]:
-    """Negative log-likelihood of the dev set without label smoothing, in fp32.
+    """Negative log-likelihood of the dev set without label smoothing, in fp32, of `MAX_SOURCE_LENGTH` tokens of a side at most.
 
     Returns:
         The sum over target tokens, and their number, EOS included; of a part of the dev set when somebody asked the run to stop.
     """
     objective = Objective(model, label_smoothing=0.0)
-    src, tgt = tokenizer.encode(dev.src_lines, "src"), tokenizer.encode(dev.tgt_lines, "tgt")
+    src, tgt = ([ids[:MAX_SOURCE_LENGTH] for ids in side] for side in _encode(dev, tokenizer))
     nll_sum, num_tokens = 0.0, 0
     lengths = [max(len(left), len(right)) + 1 for left, right in zip(src, tgt, strict=True)]
     for indices in batches_by_length(lengths, max_tokens=max_tokens):

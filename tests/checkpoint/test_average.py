@@ -91,3 +91,10 @@ def test_asking_for_more_than_there_are() -> None:
         select_best(CHECKPOINTS, 4, metric="bleu")
     with pytest.raises(UsageError, match="nothing to average"):
         average_checkpoints([], Path("x"))
+
+
+def test_models_that_differ_in_dropout_can_be_averaged(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    other = Transformer(replace(model.config, dropout=0.7), src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size)
+    paths = [save(tmp_path / "a", model, tokenizer, fill=1.0), save(tmp_path / "b", other, tokenizer, fill=3.0)]
+    average_checkpoints(paths, tmp_path / "average")
+    assert all(bool((tensor == 2.0).all()) for tensor in load_model(tmp_path / "average").model.state_dict().values())

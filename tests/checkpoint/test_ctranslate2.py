@@ -1,10 +1,11 @@
 import errno
 import json
+import os
 import subprocess
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from mtkit.artefacts import MANIFEST_NAME, read_manifest, verify_directory
+from mtkit.checkpoint.average import average_checkpoints
 from mtkit.checkpoint.ctranslate2 import ACTIVATIONS, MAX_POSITIONS, ExportPrecision, export_ctranslate2, import_ctranslate2, pieces_in_order
 from mtkit.checkpoint.format import LoadedModel, load_model, parameters_by_name
 from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
@@ -219,3 +221,16 @@ def test_an_export_is_no_model_and_the_message_says_where_it_goes(tmp_path: Path
         load_model(tmp_path / "exported")
     assert raised.value.hint is not None
     assert "mtkit translate --engine ct2" in raised.value.hint
+
+
+def test_an_export_is_not_averaged(tmp_path: Path) -> None:
+    export_ctranslate2(random_loaded(tmp_path), tmp_path / "exported")
+    with pytest.raises(MTKitError, match="exported: is not a model but of kind ctranslate2"):
+        average_checkpoints([tmp_path / "exported"], tmp_path / "average")
+
+
+def test_a_model_whose_name_is_not_utf8_is_exported(tmp_path: Path) -> None:
+    loaded = random_loaded(tmp_path)
+    moved = loaded.path.rename(tmp_path / os.fsdecode(b"m\xff"))
+    export_ctranslate2(replace(loaded, path=moved), tmp_path / "exported")
+    assert "m\\udcff" in (tmp_path / "exported" / "README.md").read_text("utf-8")

@@ -37,7 +37,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step, bleu in ((1, 10.0), (2, 30.0), (3, 20.0), (4, 25.0), (5, 5.0)):
         add(keeper, step, bleu=bleu)
     assert steps(keeper) == [2, 4, 5]
-    assert [checkpoint.step for checkpoint in keeper.best()] == [2]
+    assert [checkpoint.step for checkpoint in keeper.ranked(keeper.stored())] == [2, 4, 5]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000002", "step-0000004", "step-0000005"]
 
 
@@ -46,14 +46,14 @@ def test_a_low_loss_is_good(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 9.0)):
         add(keeper, step, loss=loss)
     assert steps(keeper) == [2, 3, 4]
-    assert [checkpoint.step for checkpoint in keeper.best()] == [2, 3]
+    assert [checkpoint.step for checkpoint in keeper.ranked(keeper.stored())] == [2, 3, 4]
 
 
 def test_where_the_metric_is_equal_the_loss_tells_what_is_better(tmp_path: Path) -> None:
     keeper = manager(tmp_path, keep_last=1, keep_best=2)
     for step, loss in ((1, 6.0), (2, 4.0), (3, 5.0), (4, 5.0)):
         add(keeper, step, bleu=0.0, loss=loss)
-    assert [checkpoint.step for checkpoint in keeper.best()] == [2, 3]
+    assert [checkpoint.step for checkpoint in keeper.ranked(keeper.stored())] == [2, 3, 4]
 
 
 def test_without_validation_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_the_least_generated_text_suffices_for_the_default_tokenizer() -> None:
         (["translate", "RUN", "--src", "TEXT/dev.en", "--ref", "TEXT/train.de"], 2, "dev.en has 15 lines, but TEXT/train.de has 120"),
         (["translate", "TEXT", "--src", "TEXT/dev.en"], 4, "holds no model"),
         (["translate", "RUN", "--src", "TEXT/nowhere"], 3, "nowhere"),
+        (["translate", "RUN", "--src", "/dev/null"], 3, "/dev/null: is empty"),
         (["translate", "RUN", "--src", "TEXT/dev.en", "--set", "beam=3"], 2, "unknown key beam\nDid you mean beam_size?"),
     ],
 )

@@ -63,6 +63,10 @@ def test_seconds(seconds: float, text: str) -> None:
         (VALID, "step 400  dev  loss 2.000  ppl 7.39  BLEU 33.33  chrF 55.50  best so far"),
         ({"kind": "valid", "step": 1, "loss": 2.0, "ppl": 7.389, "is_best": False}, "step 1  dev  loss 2.000  ppl 7.39"),
         ({"kind": "checkpoint", "step": 5}, "step 5  saved"),
+        (
+            {"kind": "damaged", "step": 9, "reason": "c/model.safetensors: is damaged"},
+            "warning: the model is made of the next best checkpoint, for a better one is damaged: c/model.safetensors: is damaged",
+        ),
         ({"kind": "end", "step": 9, "reason": "why"}, "step 9  finished: why"),
         ({"kind": "end", "step": 9, "reason": "why", "resumed": True}, "nothing to do: the run is finished at step 9 (why)"),
     ],

@@ -260,6 +260,8 @@ def test_a_source_that_is_cut_is_told(run: Run, model_path: Path) -> None:
     assert "src: line 2 and 1 more longer than 1024 tokens" in run(*pairs).stderr
     put("src", ["a", "b", "c", "d"])
     assert "longer" not in run(*pairs).stderr
+    put("tgt", ["A", "B", "c " * 5000, "D"])
+    assert "tgt: line 3 longer than 4096 tokens" in run(*pairs).stderr
 
 
 def test_model_scores_need_pairs_and_a_model(run: Run, model_path: Path) -> None:

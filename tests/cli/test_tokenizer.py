@@ -283,3 +283,38 @@ def test_a_closed_pipe_ends_quietly(joint: Path, tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60.0) == 141
+
+
+def test_what_holds_both_sides_is_read_as_what_it_is(joint: Path, separate: Path, corpus: Path, tmp_path: Path) -> None:
+    """And not as sentences with braces, commas or tabs in them."""
+    records = [json.dumps({"translation": {"en": src, "de": tgt}}) + "\n" for src, tgt in zip(ENGLISH, GERMAN, strict=True)]
+    (tmp_path / "text.jsonl").write_text("".join(records))
+    (tmp_path / "text.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in zip(ENGLISH, GERMAN, strict=True)), "utf-8")
+    languages = ["--src-lang", "en", "--tgt-lang", "de"]
+    for name, options in (("text.jsonl", languages), ("text.tsv", [])):
+        for like, size in ((joint, ["360"]), (separate, ["310", "--separate"])):
+            output = tmp_path / f"{name}-{like.name}"
+            succeed("train", tmp_path / name, "--output", output, "--type", "bpe", "--vocab-size", *size, *options)
+            assert Tokenizer.load(output).encode(ENGLISH, "src") == Tokenizer.load(like).encode(ENGLISH, "src")
+            assert Tokenizer.load(output).encode(GERMAN, "tgt") == Tokenizer.load(like).encode(GERMAN, "tgt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["text.jsonl"], 2, "it was not said which is the source"),
+        (["--src", "text.tsv"], 2, "text.tsv: holds both sides"),
+        (["test.sgm"], 3, "test.sgm: is SGML or XML, not plain text"),
+        (["missing.tsv"], 3, "missing.tsv: cannot be read"),
+    ],
+)
+def test_what_is_no_text_is_refused(arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B16."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.jsonl", "text.tsv"):
+        Path(name).write_text("a\tb\n" * 100)
+    Path("test.sgm").write_text('<srcset setid="x">\n<seg id="1">A dog.</seg>\n</srcset>\n')
+    result = run("train", *arguments, "--output", "t", "--vocab-size", "300")
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert not Path("t").exists()

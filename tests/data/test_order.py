@@ -185,3 +185,10 @@ def test_a_share_of_less_than_a_pair_is_refused(monkeypatch: pytest.MonkeyPatch)
     MixedOrder((900, 100), weights=(0.989, 0.011), seed=1)
     with pytest.raises(ValueError, match=r"a share of 0\.9 pairs in a pool"):
         MixedOrder((900, 100), weights=(0.991, 0.009), seed=1)
+
+
+def test_weights_whose_sum_is_no_number_are_shares_like_others() -> None:
+    assert (
+        MixedOrder((5, 9), weights=[1e308, 1e308], seed=1).pool(0, 0).tolist() == MixedOrder((5, 9), weights=[1.0, 1.0], seed=1).pool(0, 0).tolist()
+    )
+    assert MixedOrder((5, 9), weights=[3e-320, 9e-320], seed=1).num_pairs == 14

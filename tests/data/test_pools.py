@@ -51,6 +51,8 @@ def test_the_longest_sentence_is_looked_up_in_small_sets_and_the_limit_of_the_fi
     assert ShardPools(shards, seed=3).longest == longest
     monkeypatch.setattr("mtkit.data.order.POOL_PAIRS", NUM_PAIRS - 1)
     assert ShardPools(shards, seed=3).longest == PreprocessConfig().filters.max_length == shards.length_limit == 250
+    shards.manifest.config["filters"] = {"max_length": None}
+    assert ShardPools(shards, seed=3).longest == longest, "else the shape of packed batches would be that of the first pool"
 
 
 @pytest.mark.parametrize("config", [{}, {"filters": None}, {"filters": {"max_length": None}}, {"filters": {"max_length": "9"}}, {"filters": [3]}])

@@ -1,5 +1,6 @@
 """Drawn segmentations: the same text, the stated distribution, and nothing that depends on what else is drawn."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -274,3 +275,21 @@ def test_a_tokenizer_without_probabilities_is_refused() -> None:
     for alpha in (0.0, -1.0, math.nan, math.inf, 1000.5):
         with pytest.raises(ConfigError, match="subword_alpha must be above 0 and at most 1000"):
             SubwordSampler(PLAIN, alpha=alpha)
+
+
+class Repeating(OnePool):
+    """Pairs that come more than once, in one pool and in the next."""
+
+    def read(self, epoch: int, number: int) -> Pool:
+        pool = super().read(epoch, number)
+        rows = np.zeros(20, dtype=np.int64)
+        ids, offsets = (np.tile(pool.src(0), 20), np.arange(21) * len(pool.src(0)))
+        return dataclasses.replace(pool, number=number, indices=rows + 3, src_ids=ids, src_offsets=offsets, tgt_ids=ids, tgt_offsets=offsets)
+
+
+def test_a_pair_that_comes_again_is_drawn_anew() -> None:
+    source = SampledPools(Repeating(), SubwordSampler(PLAIN, alpha=0.1), seed=1)
+    drawn = [[tuple(pool.src(row).tolist()) for row in range(20)] for pool in (source.read(0, 0), source.read(0, 1))]
+    assert all(len(set(rows)) > 5 for rows in drawn)
+    assert drawn[0] != drawn[1]
+    assert [tuple(source.read(0, 1).src(row).tolist()) for row in range(20)] == drawn[1], "the same arguments give the same pool"

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from mtkit.data.tokenizer import EOS_ID
-from mtkit.decoding.sampling import greedy_search, sample
+from mtkit.decoding.sampling import _draw, greedy_search, sample
 from mtkit.decoding.search import Hypothesis
+from mtkit.errors import MTKitError
 from tests.decoding.tables import VOCAB_SIZE, TableStep, fixed_table, random_table
 
 
@@ -69,3 +71,38 @@ def test_top_k_one_is_greedy() -> None:
     tables = [random_table(index, vocab_size=6) for index in range(5)]
     greedy = greedy_search(TableStep(tables), max_lengths=[8] * 5, length_penalty=0.6)
     assert sample(TableStep(tables), max_lengths=[8] * 5, seeds=[1] * 5, num_samples=1, length_penalty=0.6, top_k=1) == greedy
+
+
+def test_a_rounding_error_changes_no_sample() -> None:
+    """Thousands of pieces are about as unlikely: which of two comes first by probability must not decide on what is drawn."""
+    generator = torch.Generator().manual_seed(5)
+    log_probs_RV = torch.full((64, 5000), -9.0).log_softmax(dim=1)
+    noise_RV = torch.randn(log_probs_RV.shape, generator=generator) * 1e-6
+    uniform_R = torch.rand(64, generator=generator)
+    plain, noisy = (_draw(rows, uniform_R, temperature=1.0, top_k=None, top_p=None) for rows in (log_probs_RV, log_probs_RV + noise_RV))
+    assert int((plain != noisy).sum()) <= 2
+    assert int((plain - noisy).abs().max()) <= 1
+    assert len(set(plain.tolist())) > 50
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(1e-300, [1.0, 0.0, 0.0, 0.0]), (1e-40, [1.0, 0.0, 0.0, 0.0]), (1e300, [0.25] * 4)])
+def test_extreme_temperatures(temperature: float, expected: list[float]) -> None:
+    assert first_tokens([0.5, 0.3, 0.05, 0.15], temperature=temperature) == pytest.approx(expected, abs=0.015)
+
+
+def test_no_temperature_makes_forbidden_pieces_possible() -> None:
+    assert first_tokens([0.5, 0.3, 0.05, 0.15], temperature=1e300, forbidden_ids=[0, 3]) == pytest.approx([0.0, 0.5, 0.5, 0.0], abs=0.015)
+
+
+def test_many_rows_are_drawn_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(5)
+    log_probs_RV, uniform_R = torch.randn((50, 30), generator=generator).log_softmax(dim=1), torch.rand(50, generator=generator)
+    whole = _draw(log_probs_RV, uniform_R, temperature=1.0, top_k=9, top_p=0.9)
+    monkeypatch.setattr("mtkit.decoding.sampling._DRAWN_ELEMENTS", 100)
+    assert torch.equal(_draw(log_probs_RV, uniform_R, temperature=1.0, top_k=9, top_p=0.9), whole)
+
+
+def test_nan_is_refused() -> None:
+    table = fixed_table({}, default=[0.5, 0.3, float("nan"), 0.2])
+    with pytest.raises(MTKitError, match="NaN"):
+        sample(TableStep([table]), max_lengths=[3], seeds=[1], num_samples=2, length_penalty=0.0)

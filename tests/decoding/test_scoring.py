@@ -83,6 +83,16 @@ def test_a_long_source_is_cut_as_translate_cuts_it() -> None:
     assert (cut.is_source_cut, whole.is_source_cut) == (True, False)
 
 
+def test_a_long_target_is_cut_and_not_a_matter_of_memory() -> None:
+    """B04: one line must not cost the scores of all others."""
+    model, tokenizer = random_model(4), tiny_tokenizer()
+    line = "baki lo mu ner sta tri vo xa zen"
+    (ids,) = tokenizer.encode([line], "tgt")
+    cut, whole = score_pairs(model, tokenizer, ["mu", "mu"], [line, "mu"], max_target_length=5)
+    assert cut.log_prob == pytest.approx(score_token_pairs(model, tokenizer.encode(["mu"], "src"), [ids[:5]])[0].log_prob, abs=1e-5)
+    assert (cut.is_target_cut, cut.num_tokens, whole.is_target_cut) == (True, 6, False)
+
+
 def test_scoring_uses_no_dropout_and_leaves_the_mode_alone() -> None:
     model, tokenizer = random_model(4).train(), tiny_tokenizer()
     first = score_pairs(model, tokenizer, ["baki"], ["lo mu"])

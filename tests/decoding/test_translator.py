@@ -56,6 +56,14 @@ def test_the_batch_the_window_and_the_order_change_nothing(search: dict[str, Any
         assert_same(shuffled, [expected[index] for index in order])
 
 
+def test_samples_share_the_room_of_a_batch() -> None:
+    """Else its memory would grow with their number."""
+    plain, many = (make({"method": "sample", "n_best": n_best}, batch_tokens=100)._batches([10] * 40) for n_best in (1, 5))
+    assert max(map(len, plain)) == 10
+    assert max(map(len, many)) == 2
+    assert sorted(index for batch in many for index in batch) == list(range(40))
+
+
 never_ends_ids = never_ends(tiny_tokenizer())
 
 

@@ -178,3 +178,12 @@ def test_no_rank_outlives_a_launcher_that_was_killed(start: Start, straight: Res
     assert "stopped at step" in training.text
     assert start(tmp_path / "run").end() == 0
     assert result_of(tmp_path / "run") == straight
+
+
+def test_a_save_that_fails_at_the_last_step_is_told_by_all(start: Start, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of the last step fails, and so does the second try, which only one process would have made: the others waited for ever."""
+    monkeypatch.setenv("MTKIT_FAULT", "EIO@save:26+")
+    monkeypatch.setenv("MTKIT_ALLOW_FAULTS", "1")
+    training = start(tmp_path / "run")
+    assert training.end() == 5, training.text
+    assert "error: the state at step 60 could not be saved, 2 times in a row: " in training.text

@@ -167,3 +167,22 @@ def test_options_that_exist_no_more_are_named() -> None:
     old: dict[str, Any] = codec.to_dict(build())
     old["optim"]["momentum"] = 0.5
     assert refused_changes(old, build()) == ["optim.momentum: 0.5 -> none"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        ("zh", "none", ["data.tgt_lang: 'zh' -> none"]),
+        ("de", "none", []),
+        ("none", "de", []),
+        ("zh", "zh-TW", []),
+        ("none", "ja", ["data.tgt_lang: none -> 'ja'"]),
+    ],
+)
+def test_a_language_may_change_where_bleu_stays_the_same(old: str, new: str, refused: list[str]) -> None:
+    """Else the best so far would be compared with numbers of another tokenizer."""
+    assert changes(f"data.tgt_lang={new}", base=(f"data.tgt_lang={old}",)) == refused
+
+
+def test_what_has_nothing_to_do_with_the_schedule_may_change() -> None:
+    assert changes("training.max_skipped_in_row=7", base=("optim.schedule=linear",)) == []

@@ -176,3 +176,14 @@ def test_a_stream_takes_the_tokenizer_of_the_model(base: Path, toy_text: Path, t
     ):
         with pytest.raises(ArtefactError, match="the same ids stand for other pieces"):
             opened(config(data, f"training.init_from={base}"), tmp_path / "refused")
+
+
+def test_an_optimizer_that_is_kept_goes_on_from_the_weights_that_it_has_made(base: Path, shards: codec.Tree, tmp_path: Path) -> None:
+    """The model's file of a run with a moving average holds the average."""
+    checkpoint = base / "checkpoints" / "step-0000004"
+    trainer, _ = opened(
+        config(shards, f"training.init_from={checkpoint}", "training.keep_optimizer=true", "training.ema_decay=0.5"), tmp_path / "run"
+    )
+    assert_equal(weights_of(trainer), read_tensors(checkpoint / "trained.safetensors"))
+    assert trainer.updater.ema is not None
+    assert_equal(dict(trainer.updater.ema), read_tensors(checkpoint / "model.safetensors"))

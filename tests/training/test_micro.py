@@ -1,6 +1,8 @@
 """One micro-batch: packed or padded, eager, recorded or compiled, the loss and the gradient are the same."""
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -98,6 +100,62 @@ def test_a_cpu_or_attention_dropout_or_fp32_takes_padded_batches() -> None:
     assert not can_pack(dataclasses.replace(CONFIG, attention_dropout=0.1), torch.device("cuda"), Precision(name="bf16", device_type="cuda"))
 
 
+class FakeGraph:
+    """Runs what was recorded again, with its results where those of the first time were."""
+
+    def __init__(self, run: Callable[[], tuple[Tensor, Tensor]], result: tuple[Tensor, Tensor]) -> None:
+        self._run, self._result = run, result
+
+    def replay(self) -> None:
+        for static, value in zip(self._result, self._run(), strict=True):
+            static.copy_(value)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Recording, as it is on a GPU, with calls in the place of graphs; gives the list of recordings."""
+    recordings: list[torch.device] = []
+
+    def record(run: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> tuple[FakeGraph, tuple[Tensor, Tensor]]:
+        recordings.append(device)
+        result = tuple(value.clone() for value in run())
+        return FakeGraph(run, result), result  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr("mtkit.training.micro.record_graph", record)
+    monkeypatch.setattr("torch.cuda.get_rng_state", lambda _device: None)
+    monkeypatch.setattr("torch.cuda.set_rng_state", lambda _state, _device: None)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    return recordings
+
+
+def test_a_step_is_recorded_anew_for_batches_of_another_shape(recorded: list[torch.device]) -> None:
+    """A run that goes on with fewer processes: the pool that it was in has smaller micro-batches than the next one."""
+    objective = make_objective()
+    device, precision = torch.device("cpu"), Precision(name="fp32", device_type="cpu")
+    eager, graphed = EagerMicroStep(objective, precision, device), GraphedMicroStep(objective, precision, device)
+    wide = dataclasses.replace(SHAPE, src_tokens=1024, tgt_tokens=768)
+    for count, shape in ((40, SHAPE), (3, SHAPE), (60, wide), (25, wide), (10, SHAPE)):
+        batch = pack(*sentences(count, seed=count), shape)
+        loss, expected = gradients(objective, eager, batch)
+        found_loss, found = gradients(objective, graphed, batch)
+        assert found_loss == pytest.approx(loss, rel=1e-6)
+        assert largest_difference(expected, found) < 1e-6
+    assert len(recorded) == 3
+
+
+def test_a_recorded_step_keeps_the_positions_that_it_reads(recorded: list[torch.device]) -> None:
+    """A longer sentence, in a validation, makes the model compute more positions and drop those that it had."""
+    objective = make_objective()
+    step = GraphedMicroStep(objective, Precision(name="fp32", device_type="cpu"), torch.device("cpu"))
+    step(pack(*sentences(10, seed=1), SHAPE), 1.0)
+    assert len(recorded) == 1
+    table = weakref.ref(objective.model.positions.table)
+    objective.model.positions(5000, like=objective.model.src_weight)
+    gc.collect()
+    assert table() is not None
+    assert objective.model.positions.table is not table()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnAGpu:
@@ -153,3 +211,31 @@ class TestOnAGpu:
         step(batch, 1.0)
         twice = {name: parameter.grad for name, parameter in objective.named_parameters() if parameter.grad is not None}
         assert largest_difference({name: 2.0 * gradient for name, gradient in once.items()}, twice) < 0.01
+
+    def test_other_shapes_and_longer_positions_between_recorded_steps(self) -> None:
+        device, precision = torch.device("cuda"), Precision(name="bf16", device_type="cuda")
+        objective = make_objective(device="cuda")
+        eager, graphed = EagerMicroStep(objective, precision, device), GraphedMicroStep(objective, precision, device)
+        wide = dataclasses.replace(SHAPE, src_tokens=1024, tgt_tokens=768)
+        for count, shape in ((40, SHAPE), (60, wide), (25, wide), (10, SHAPE)):
+            batch = pack(*sentences(count, seed=count), shape)
+            gradients(objective, graphed, batch)
+            objective.model.positions(5000 + count, like=objective.model.src_weight)
+            torch.cuda.empty_cache()
+            _ = [torch.full((2_000_000,), float("nan"), device="cuda") for _ in range(20)]  # into whatever memory is free
+            loss, expected = gradients(objective, eager, batch)
+            found_loss, found = gradients(objective, graphed, batch)
+            assert found_loss == pytest.approx(loss, rel=2e-3)
+            assert largest_difference(expected, found) < 0.01
+
+    def test_sentences_that_are_too_long_for_the_own_kernel(self) -> None:
+        """They go through torch's attention for sentences of various lengths."""
+        device, shape = torch.device("cuda"), dataclasses.replace(SHAPE, max_length=512)
+        objective = make_objective(device="cuda")
+        src, tgt = sentences(3, seed=5)
+        src[1], tgt[1] = (np.random.default_rng(1).integers(4, VOCAB, size=400) for _ in range(2))
+        fp32_loss, fp32 = gradients(objective, EagerMicroStep(objective, Precision(name="fp32", device_type="cuda"), device), collate(src, tgt))
+        precision = Precision(name="bf16", device_type="cuda")
+        packed_loss, packed = gradients(objective, EagerMicroStep(objective, precision, device), pack(src, tgt, shape))
+        assert packed_loss == pytest.approx(fp32_loss, rel=2e-3)
+        assert largest_difference(fp32, packed) < 0.05

@@ -398,3 +398,14 @@ def test_a_dev_set_without_text_is_refused_before_any_work(text: Path, tmp_path:
     with pytest.raises(DataError, match=r"dev\.en .*dev\.de: holds no pair with text on both sides, so there is no dev set"):
         make(text, tmp_path / "run")
     assert not (tmp_path / "run" / "data").exists()
+
+
+def test_a_tokenizer_of_an_unfinished_attempt_can_be_named_as_the_one_to_take(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare, "preprocess", lambda *_args, **_options: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            make(text, tmp_path / "run")
+    place = tmp_path / "run" / "data" / "tokenizer"
+    learnt = Tokenizer.load(place).fingerprint
+    make(text, tmp_path / "run", f"data.tokenizer={place}")
+    assert open_shards(tmp_path / "run" / "data" / "shards")[0].tokenizer.fingerprint == Tokenizer.load(place).fingerprint == learnt

@@ -27,7 +27,8 @@ def save(trainer: Trainer, step: int, **scores: float) -> None:
 
 
 def handed_over(trainer: Trainer) -> tuple[float, int]:
-    loaded = load_model(trainer.store.hand_over())
+    assert trainer.store.hand_over() == []
+    loaded = load_model(trainer._run.model)
     value = next(iter(parameters_by_name(loaded.model).values())).flatten()[0].item()
     return value, loaded.description.provenance["step"]
 
@@ -39,6 +40,24 @@ def test_the_best_checkpoint_is_handed_over(make_trainer: MakeTrainer, tmp_path:
     assert handed_over(trainer) == (2.0, 2)
     save(trainer, 4, loss=0.5)
     assert handed_over(trainer) == (4.0, 4), "the earlier model is replaced"
+
+
+def test_the_best_is_handed_over_where_none_is_kept_for_being_the_best(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "checkpoint.keep_best=0")
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0)):
+        save(trainer, step, loss=loss)
+    assert handed_over(trainer) == (2.0, 2)
+
+
+def test_the_next_best_is_handed_over_and_the_damaged_one_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 4.0)):
+        save(trainer, step, loss=loss)
+    weights = trainer.store.manager.directory / "step-0000002" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x99")
+    (line,) = trainer.store.hand_over()
+    assert "step-0000002" in line
+    assert load_model(trainer._run.model).description.provenance["step"] == 3
 
 
 def test_without_results_the_last_one_is_handed_over(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ FULL = TrainState(
     num_bad_validations=1,
     scores={"loss": 3.75},
     scores_step=12,
+    last_validation_s=3.0,
     is_validation_due=True,
     scaler={"scale": 1024.0, "num_clean": 3.0},
 )

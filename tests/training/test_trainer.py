@@ -473,3 +473,56 @@ def test_segmentations_are_drawn_anew_for_each_epoch(make_trainer: MakeTrainer, 
             assert len(group) * (int(pool.src_lengths[group].max()) + 1) <= 40, "batches are planned by the lengths that were drawn"
         found.append({int(index): pool.src(row).tolist() for row, index in enumerate(pool.indices)})
     assert found[0] != found[1]
+
+
+def test_the_interval_of_validations_goes_on_over_sessions(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A run that is always stopped before the interval is over would never be validated."""
+    now, limits = [0.0], ("validation.every_minutes=1", "checkpoint.every_steps=none")
+
+    def train(until: int) -> None:
+        stop = StopRequest()
+        trainer = make_trainer(tmp_path, *limits, stop=stop, clock=lambda: now[0])
+        real = trainer.updater.run
+
+        def run(*args: Any, **options: Any) -> Any:
+            now[0] += 15.0
+            if trainer.state.step + 1 == until:
+                stop.request(interrupted=False)
+                options["extra"] = (1.0, *options["extra"][1:])
+            return real(*args, **options)
+
+        trainer.updater.run = run  # type: ignore[method-assign]
+        with pytest.raises(StoppedError):
+            consume(trainer)
+
+    for until in (2, 4, 6, 8):
+        train(until)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().split("\n")[:-1]]
+    assert [record["step"] for record in records if record["kind"] == "valid"] == [5]
+
+
+def test_the_time_of_a_run_never_goes_back(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the last validation counts as well."""
+    now = [0.0]
+
+    def validate(*_args: Any, **_options: Any) -> dict[str, float]:
+        now[0] += 7.0
+        return {"loss": 1.0, "ppl": 2.7}
+
+    monkeypatch.setattr("mtkit.training.trainer.validate", validate)
+    common = ("validation.every_steps=4", "training.log_every_steps=1")
+    consume(make_trainer(tmp_path, *common, "training.max_steps=8", clock=lambda: now[0]))
+    assert make_trainer(tmp_path, *common).state.elapsed_s == 14.0
+    consume(make_trainer(tmp_path, *common, clock=lambda: now[0]))
+    times = [
+        record["elapsed_s"]
+        for record in (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().split("\n")[:-1])
+        if "elapsed_s" in record
+    ]
+    assert times == sorted(times)
+
+
+def test_the_last_update_of_an_epoch_is_told_as_its_own(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, "training.max_epochs=2", "training.max_steps=none", "training.log_every_steps=1")
+    epochs = [record["epoch"] for record in consume(trainer) if record["kind"] == "train"]
+    assert epochs == [0] * (len(epochs) // 2) + [1] * (len(epochs) // 2)

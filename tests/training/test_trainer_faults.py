@@ -5,9 +5,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -126,7 +127,12 @@ def test_no_process_leaves_before_the_last_checkpoint_is_written(
     stop = StopRequest()
     trainer = make_trainer(tmp_path, "checkpoint.every_steps=none", stop=stop)
     monkeypatch.setattr(trainer.store, "save", lambda *_args, **_options: done.append("saved"))
-    monkeypatch.setattr("mtkit.training.trainer.all_reduce_sums", lambda *_: done.append("met"))
+
+    def meet(values: Sequence[float], *_: Any) -> list[float]:
+        done.append("met")
+        return list(values)
+
+    monkeypatch.setattr("mtkit.training.trainer.all_reduce_sums", meet)
     trainer.place = dataclasses.replace(trainer.place, world=World() if is_main else World(rank=1, local_rank=1, size=2))
     stop.request(interrupted=False)
     trainer._stopping = True
@@ -154,7 +160,7 @@ def test_a_damaged_checkpoint_is_not_handed_over(make_trainer: MakeTrainer, tmp_
     """A7: the model is made of the next best that is whole."""
     run_until(make_trainer(tmp_path, "validation.every_steps=4"), 8)
     trainer = make_trainer(tmp_path, "validation.every_steps=4")
-    best = trainer.store.manager.best()[0].path / "model.safetensors"
+    best = trainer.store.manager.ranked(trainer.store.manager.stored())[0].path / "model.safetensors"
     best.write_bytes(best.read_bytes()[:-1] + b"\x99")
     trainer.store.hand_over()
     verify_directory(tmp_path / "model", level="full")
@@ -253,7 +259,7 @@ def test_a_validation_that_fails_is_told_and_the_run_goes_on(make_trainer: MakeT
     state = read_state(tmp_path / "run" / "checkpoints" / "step-0000008")
     assert (state.scores_step, state.best_step, state.num_bad_validations, state.is_validation_due) == (4, 4, 0, False)
     assert {checkpoint.step: set(checkpoint.scores) for checkpoint in trainer.store.manager.stored()}[8] == set()
-    assert trainer.store.manager.best()[0].step in (4, 12)
+    assert trainer.store.manager.ranked(trainer.store.manager.stored())[0].step in (4, 12)
     straight = make_trainer(tmp_path / "straight", *VALIDATING)
     consume(straight)
     assert fingerprint(trainer) == fingerprint(straight)

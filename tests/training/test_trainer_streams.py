@@ -15,7 +15,7 @@ import pytest
 from mtkit import config as codec
 from mtkit.checkpoint.format import load_model
 from mtkit.data.shards import ShardSet
-from mtkit.errors import ArtefactError, StoppedError
+from mtkit.errors import ArtefactError, DataError, StoppedError
 from mtkit.training.signals import StopRequest
 from mtkit.training.trainer import Trainer
 from tests.training.test_trainer import DRAWN, consume, data_record, fingerprint, run_until
@@ -193,3 +193,18 @@ def test_ctrl_c_does_not_wait_for_a_silent_pipe(make_trainer: MakeTrainer, toy_t
         straight = make_trainer(tmp_path / "straight", *options, data=stream_data(toy_text, toy_shards, place, "pipe"))
         consume(straight)
         assert fingerprint(again) == fingerprint(straight)
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_what_was_learnt_before_a_bad_row_is_saved(make_trainer: MakeTrainer, toy_text: Path, toy_shards: Path, tmp_path: Path) -> None:
+    sides = [(toy_text / f"train.{side}").read_text().split("\n")[:-1] for side in ("en", "de")]
+    rows = [f"{src}\t{tgt}\n" for src, tgt in zip(*sides, strict=True)]
+    rows[110] = "one\ttwo\tthree\n"
+    (tmp_path / "bad.tsv").write_text("".join(rows))
+    data = {**toy_data(toy_text), "stream": True, "tokenizer": str(toy_shards), "train": [str(tmp_path / "bad.tsv")]}
+    trainer = make_trainer(tmp_path / "run", "checkpoint.every_steps=none", "training.max_steps=100", data=data)
+    with pytest.raises(DataError, match=r"bad.tsv:111: has 3 columns") as error:
+        consume(trainer)
+    assert trainer.state.step > 2
+    assert f"The state at step {trainer.state.step} is saved" in str(error.value)
+    assert [checkpoint.step for checkpoint in trainer.store.manager.stored()] == [trainer.state.step]

@@ -229,3 +229,30 @@ def test_the_target_language_chooses_the_tokenizer_of_bleu(trained: Trainer, mon
     measure(trained, tgt_lang="zh")
     measure(trained)
     assert seen == ["zh", None]
+
+
+def test_long_lines_are_cut_for_the_loss_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention takes memory by the square of the length; `mtkit translate` and `mtkit score` cut sources as well."""
+    monkeypatch.setattr(module, "MAX_SOURCE_LENGTH", 6)
+    tokenizer = tokenizer_of_two()
+    model = random_model(4, tokenizer=tokenizer)
+    long, short = "baki lo mu xazen baki lo mu", "baki"
+    assert len(tokenizer.encode([long], "src")[0]) > 6
+    dev = DevSet(src_lines=[long, short], tgt_lines=["NER", "STA"])
+    nll, _ = dev_loss(model, tokenizer, dev, device=torch.device("cpu"), max_tokens=100)
+    scores = score_pairs(model, tokenizer, dev.src_lines, dev.tgt_lines, max_source_length=6)
+    assert nll == pytest.approx(-sum(score.log_prob for score in scores), rel=1e-5)
+    (warning,) = module.dev_set_warnings(dev, tokenizer)
+    assert "1 pairs of the dev set have more than 6 tokens" in warning
+    _, num_tokens = dev_loss(model, tokenizer, DevSet(src_lines=["baki"], tgt_lines=["NER STA " * 50]), device=torch.device("cpu"), max_tokens=100)
+    assert num_tokens == 7
+
+
+def test_pairs_that_are_left_out_are_told() -> None:
+    """B61: else the dev BLEU is not that of `mtkit score` on the same files, and nobody knows why."""
+    dev = DevSet.of([("baki", "NER"), ("", "STA"), ("lo", " "), ("mu", "TRI")])
+    assert (dev.src_lines, dev.tgt_lines) == (["baki", "mu"], ["NER", "TRI"])
+    assert module.dev_set_warnings(dev, tokenizer_of_two()) == [
+        "2 of the 4 pairs of the dev set have a blank side and are left out: scores are of the others"
+    ]
+    assert module.dev_set_warnings(DevSet.of([("baki", "NER")]), tokenizer_of_two()) == []

@@ -13,6 +13,7 @@ A worker is one thread with one batch at a time: on a CPU, two workers are sever
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,12 @@ def load_ctranslate2(
         UsageError: A setting is not possible with CTranslate2 or on this device.
     """
     ctranslate2 = import_ctranslate2()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{os.fsencode(path)!r}: CTranslate2 can open only what has a name in UTF-8", hint="Rename it, or make a link to it."
+        ) from error
     manifest = _verify_export(path)
     tokenizer = Tokenizer.read_files(path / TOKENIZER_NAME)
     if tokenizer.fingerprint != manifest.config.get("tokenizer"):

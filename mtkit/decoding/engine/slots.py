@@ -39,6 +39,9 @@ BATCH_TOKENS = 32_768
 MAX_SLOTS = 512
 """Sentences that are searched at the same time, at most."""
 
+MAX_SEARCHES = 2
+"""Sizes of slots that are kept at the same time: each has keys and values for `MAX_POSITIONS`, and a recorded graph."""
+
 MAX_POSITIONS = 65_536
 """Target positions of all slots together, at most: with the `base` preset and a beam of 4 their keys and values take 3.2 GB in half precision."""
 
@@ -50,7 +53,7 @@ SMALLEST_REFILL = 8
 
 
 class SlotSearches:
-    """Slots of every size that has been needed so far; see `SlotSearch`.
+    """Slots of the sizes that were needed last; see `SlotSearch`. Lines come sorted by length, so that a size is rarely made twice.
 
     Args:
         model: In eval mode.
@@ -72,6 +75,8 @@ class SlotSearches:
         num_slots = min(MAX_SLOTS, 1 << (len(sources) - 1).bit_length(), 1 << (max(1, MAX_POSITIONS // tgt_capacity).bit_length() - 1))
         key = (num_slots, src_capacity)
         if key not in self._searches:
+            while len(self._searches) >= MAX_SEARCHES:
+                del self._searches[next(iter(self._searches))]
             self._searches[key] = SlotSearch(self._model, num_slots=num_slots, src_capacity=src_capacity, tgt_capacity=tgt_capacity, **self._options)
         return self._searches[key].run(sources, [self._max_length(len(source)) for source in sources])
 

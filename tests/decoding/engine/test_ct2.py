@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -189,6 +190,12 @@ def test_what_is_no_export_is_told_with_a_way_out(load: Load, exported: Path, tm
         assert raised.value.hint is not None
         assert "mtkit export MODEL --format ctranslate2" in raised.value.hint
         assert "leave out --engine ct2" in raised.value.hint
+
+
+def test_a_name_that_ctranslate2_cannot_open_is_told(load: Load, exported: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(exported, tmp_path / os.fsdecode(b"copy\xff"))
+    with pytest.raises(UsageError, match="can open only what has a name in UTF-8"):
+        load(path=copy)
 
 
 def test_a_damaged_export_is_named(load: Load, exported: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from mtkit.decoding.engine.slots import SlotSearch
+from mtkit.decoding.engine.slots import MAX_SEARCHES, SlotSearch, SlotSearches
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import inference, model_step, pad_sources
@@ -138,3 +138,15 @@ def test_recorded_steps_equal_the_plain_search(beam_size: int) -> None:
     with inference([on_gpu]):
         for _ in range(2):
             assert_same(search.run(batch, caps), expected)
+
+
+def test_only_the_sizes_that_were_needed_last_are_kept() -> None:
+    """Each holds keys and values of gigabytes on a GPU."""
+    model = random_model(3)
+    options = {"beam_size": 2, "length_penalty": 0.6, "forbidden_ids": tiny_tokenizer().forbidden_ids("tgt")}
+    searches = SlotSearches(model, lambda length: length + 5, **options)
+    with inference([model]):
+        for length in (3, 20, 40, 3):
+            batch = [[7] * length]
+            assert_same(searches.run(batch), plain(model, batch, [length + 5], beam_size=2, n_best=1, alpha=0.6, kind="gnmt"))
+    assert len(searches._searches) == MAX_SEARCHES == 2
