@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 from mtkit import config as codec
 from mtkit.artefacts import require_replaceable
-from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, FINAL_MODEL_NAME, METRICS_NAME
+from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, FINAL_MODEL_NAME, METRICS_NAME
 from mtkit.checkpoint.manager import clean_up
 from mtkit.errors import ConfigError, MTKitError, UsageError
 from mtkit.files import explain_write_errors, make_directory, read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes
 
-_UNFINISHED = re.compile(r"\.(config\.json|metrics\.jsonl|diverged\.json|model)\.tmp-\d+-[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"\.(config\.json|metrics\.jsonl|diverged\.json|model|source\.json|tokenizer|shards)\.tmp-\d+-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ class RunDirectory:
     def _clean_up(self) -> None:
         """Remove what a killed process has left half-written, and recover what it has only half renamed."""
         clean_up(self.checkpoints)
-        for path in self.path.iterdir():
+        for path in itertools.chain.from_iterable(place.iterdir() for place in (self.path, self.path / DATA_NAME) if place.is_dir()):
             if _UNFINISHED.fullmatch(path.name):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

@@ -34,7 +34,7 @@ def test_a_run_tells_where_it_stands(toy_run: Path) -> None:
     found = summary(toy_run)
     assert found["kind"] == "run"
     assert found["state"] == "finished: training.max_steps = 12 reached"
-    assert re.fullmatch(r"step 12 of 12, epoch 2, [\d,]+ target tokens, \d+s", found["progress"])
+    assert re.fullmatch(r"step 12 of 12, epoch 1, [\d,]+ target tokens, \d+s", found["progress"])
     assert re.fullmatch(r"loss [\d.]+  ppl [\d.]+  [\d,]+ tokens/s at step 12", found["training"])
     assert re.fullmatch(r"BLEU [\d.]+  chrF [\d.]+  loss [\d.]+  ppl [\d.]+ at step 12", found["dev set"])
     assert re.fullmatch(r"BLEU [\d.]+ at step (8|12)", found["best"])

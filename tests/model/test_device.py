@@ -11,7 +11,7 @@ import torch
 
 from mtkit.errors import UsageError
 from mtkit.model import device as device_module
-from mtkit.model.device import PrecisionName, resolve_device, resolve_inference_precision, resolve_precision
+from mtkit.model.device import PrecisionName, require_gpus, resolve_device, resolve_inference_precision, resolve_precision
 from tests.helpers import REPOSITORY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -30,9 +30,22 @@ def test_auto_takes_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     pretend(monkeypatch, gpus=0)
     assert resolve_device("auto") == CPU
     pretend(monkeypatch, gpus=2)
+    current: list[int] = []
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
     assert resolve_device("auto") == CUDA
     assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert current == [1]
     assert resolve_device("cpu") == CPU
+
+
+def test_each_process_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpus=2)
+    require_gpus(CUDA, 2)
+    require_gpus(torch.device("cuda:1"), 1)
+    with pytest.raises(UsageError, match="3 processes were asked for, but torch sees 2 GPUs"):
+        require_gpus(CUDA, 3)
+    with pytest.raises(UsageError, match="2 processes were asked for, but device cuda:0 is one GPU"):
+        require_gpus(torch.device("cuda:0"), 2)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])

@@ -164,3 +164,15 @@ def test_what_a_killed_process_has_left_is_removed_with_the_lock_and_nothing_els
     with RunDirectory(path=tmp_path).lock():
         left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".model.tmp-mine", ".notes.tmp-12-0123abcd", "model.tmp-12-0123abcd", "run.lock"]
+
+
+def test_half_written_data_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    """Killed at the moment when the shards were complete but for their name, it left them for ever beside those that were made anew."""
+    (tmp_path / "data" / ".shards.tmp-12-0123abcd").mkdir(parents=True)
+    (tmp_path / "data" / ".shards.tmp-12-0123abcd" / ".report.json.tmp-12-0123abcd").write_text("{")
+    (tmp_path / "data" / ".tokenizer.tmp-12-0123abcd").mkdir()
+    (tmp_path / "data" / ".source.json.tmp-12-0123abcd").write_text("{")
+    (tmp_path / "data" / ".shards.tmp-mine").mkdir()
+    (tmp_path / "data" / "tokenizer").mkdir()
+    with RunDirectory(path=tmp_path).lock():
+        assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [".shards.tmp-mine", "tokenizer"]

@@ -74,11 +74,13 @@ class SlotSearches:
         tgt_capacity = -(-self._max_length(src_capacity - 1) // 8) * 8
         num_slots = min(MAX_SLOTS, 1 << (len(sources) - 1).bit_length(), 1 << (max(1, MAX_POSITIONS // tgt_capacity).bit_length() - 1))
         key = (num_slots, src_capacity)
-        if key not in self._searches:
+        search = self._searches.pop(key, None)
+        if search is None:
             while len(self._searches) >= MAX_SEARCHES:
-                del self._searches[next(iter(self._searches))]
-            self._searches[key] = SlotSearch(self._model, num_slots=num_slots, src_capacity=src_capacity, tgt_capacity=tgt_capacity, **self._options)
-        return self._searches[key].run(sources, [self._max_length(len(source)) for source in sources])
+                del self._searches[next(iter(self._searches))]  # before the new one takes memory
+            search = SlotSearch(self._model, num_slots=num_slots, src_capacity=src_capacity, tgt_capacity=tgt_capacity, **self._options)
+        self._searches[key] = search
+        return search.run(sources, [self._max_length(len(source)) for source in sources])
 
 
 class SlotSearch:
