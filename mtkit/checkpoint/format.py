@@ -274,13 +274,12 @@ BuildFn = Callable[[ModelDescription, Mapping[str, Tensor]], Transformer]
 """Makes a model of a description and its weights in fp32."""
 
 
-def load_model(path: Path | str, *, device: torch.device | str = "cpu", build: BuildFn | None = None) -> LoadedModel:
+def load_model(path: Path | str, *, build: BuildFn | None = None) -> LoadedModel:
     """Load a model for use, after all of its files were compared with their manifest: a damaged one could translate as if it were whole.
 
     Args:
         path: A model directory, a checkpoint directory, or a run directory.
-        device: Where the weights go.
-        build: What makes the model of its weights; None = `build_model`.
+        build: What makes the model of its weights, on the CPU; None = `build_model`.
 
     Raises:
         ArtefactError: There is no model, it is damaged, or its parts do not fit each other.
@@ -294,7 +293,7 @@ def load_model(path: Path | str, *, device: torch.device | str = "cpu", build: B
     tokenizer = Tokenizer.read_files(directory / TOKENIZER_NAME)
     require_fitting_tokenizer(tokenizer, description, directory)
     model = (build or build_model)(description, StoredWeights(directory / MODEL_NAME, description))
-    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer, description=description, path=directory)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, description=description, path=directory)
 
 
 class StoredWeights(Mapping[str, Tensor]):

@@ -164,6 +164,7 @@ def translate(
     model: Annotated[list[Path], typer.Argument(help="A model, checkpoint or run directory; several are an ensemble.")],
     src: Annotated[Path, typer.Option("--src", help="Source text.")],
     ref: Annotated[Path | None, typer.Option("--ref", help="Reference, for BLEU beside the speed.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Language of the reference, which picks BLEU's tokenizer.")] = None,
     beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
     batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source positions of a batch.")] = None,
     engine: EngineOption = "mtkit",
@@ -194,7 +195,7 @@ def translate(
     references = None if ref is None else read_lines(ref)
     if references is not None and len(references) != len(lines):
         raise UsageError(f"{src} has {len(lines)} lines, but {ref} has {len(references)}")
-    report = bench_translate(translator, tokenizer, lines, device=resolve_device(device), references=references, repeats=repeats)
+    report = bench_translate(translator, tokenizer, lines, device=resolve_device(device), references=references, tgt_lang=tgt_lang, repeats=repeats)
     _report([{"computes_in": translator.description, **dataclasses.asdict(report)}], as_json=as_json)
 
 

@@ -25,7 +25,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Pairs(Protocol):
-    """What batches are made of: token ids by pair number. A `ShardSet` is one."""
+    """What batches are made of: token ids by pair number. A `Pool` is one."""
 
     def src(self, index: int) -> NDArray[Any]:
         """Source ids of a pair, without EOS."""

@@ -91,10 +91,6 @@ class PoolSource(Protocol):
         """Pairs of an epoch; None = not known."""
 
     @property
-    def num_pools(self) -> int | None:
-        """Pools of an epoch; None = not known."""
-
-    @property
     def num_epochs(self) -> int | None:
         """How often the data can be read from its beginning; None = any number of times."""
 

@@ -153,18 +153,6 @@ class ShardSet:
         """Pairs of each corpus, in their order: the first corpus has the first pairs."""
         return self.meta.corpora or (self.num_pairs,)
 
-    def require_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse to go on with another tokenizer than the one that made the ids.
-
-        Raises:
-            ArtefactError: It is another one; the message names both fingerprints.
-        """
-        if tokenizer.fingerprint != self.tokenizer.fingerprint:
-            raise ArtefactError(
-                f"{self.directory}: was made with the tokenizer {self.tokenizer.fingerprint}, not with {tokenizer.fingerprint}",
-                hint=f"Use the tokenizer in {self.directory / TOKENIZER_DIRECTORY}, or run `mtkit preprocess` again with the other one.",
-            )
-
     @cached_property
     def src_lengths(self) -> NDArray[np.int32]:
         """Source tokens of each pair without EOS: reads the offsets of all files, and takes 4 bytes per pair."""

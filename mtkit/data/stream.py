@@ -42,7 +42,6 @@ class StreamPools:
 
     Attributes:
         num_pairs: None: only the end of the text will tell.
-        num_pools: None.
         num_epochs: How often the text can be read: once if it comes through a pipe, else None = any number of times.
         longest: Tokens, without EOS, that a sentence may have; 0 = any number.
         fingerprint: sha256 that stands for the data: the first `HEAD_ROWS` rows, the sizes of the files, the tokenizer and the filters.
@@ -52,7 +51,6 @@ class StreamPools:
     """
 
     num_pairs = None
-    num_pools = None
 
     def __init__(self, corpus: Corpus, *, tokenizer: Tokenizer, filters: FilterConfig) -> None:
         corpus.check_start()

@@ -110,11 +110,6 @@ class SampledPools:
         return self._source.num_pairs
 
     @property
-    def num_pools(self) -> int | None:
-        """Pools of an epoch; None = not known."""
-        return self._source.num_pools
-
-    @property
     def num_epochs(self) -> int | None:
         """How often the data can be read; None = any number of times."""
         return self._source.num_epochs

@@ -63,6 +63,8 @@ def test_translate(toy_run: Path, toy_text: Path) -> None:
     assert 0 < report["tokenizer_share"] < 1
     short = json.loads(bench(*words, "--set", "max_length_ratio=0", "--set", "max_length_constant=1", "--json").stdout)
     assert (short["mean_tgt_tokens"], short["bleu"]) == (1.0, None)
+    in_chinese = json.loads(bench(*words, "--ref", toy_text / "dev.de", "--tgt-lang", "zh", "--json").stdout)
+    assert in_chinese["bleu"] > report["bleu"], "of characters, of which more are found than of words"
     text = bench(*words)
     assert text.stdout == ""
     assert "sentences_per_s              " in text.stderr

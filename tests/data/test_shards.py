@@ -52,13 +52,6 @@ def test_held_out_text_is_raw(directory: Path) -> None:
     assert caught.value.hint == "It holds: dev"
 
 
-def test_another_tokenizer_is_refused_with_both_fingerprints(directory: Path, tokenizer: Tokenizer, other_tokenizer: Tokenizer) -> None:
-    shards = ShardSet.open(directory)
-    shards.require_tokenizer(tokenizer)
-    with pytest.raises(ArtefactError, match=f"{tokenizer.fingerprint}.*{other_tokenizer.fingerprint}"):
-        shards.require_tokenizer(other_tokenizer)
-
-
 def test_the_tokenizer_is_bundled_byte_for_byte(directory: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     for name in ("tokenizer.model", "tokenizer.json"):

@@ -109,7 +109,7 @@ def test_the_pools_hold_what_shards_hold(text: Path, tokenizer: Tokenizer, strea
     preprocess(files(text), held_out={}, tokenizer=tokenizer, output=text / "shards", config=PreprocessConfig())
     shards = ShardSet.open(text / "shards")
     source = stream(kind(text))
-    assert (source.num_pairs, source.num_pools, source.num_epochs) == (None, None, None)
+    assert (source.num_pairs, source.num_epochs) == (None, None)
     for epoch in (0, 1):
         pools = list(epoch_of(source, epoch))
         assert [(pool.epoch, pool.number, pool.is_last) for pool in pools] == [(epoch, number, number == 3) for number in range(4)]

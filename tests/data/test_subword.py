@@ -223,7 +223,7 @@ def test_many_words_find_their_lattices() -> None:
 class OnePool:
     """Epochs of one pool, the texts in an order of their own each."""
 
-    num_pairs, num_pools, num_epochs = 30, 1, None
+    num_pairs, num_epochs = 30, None
 
     def read(self, epoch: int, number: int) -> Pool:
         indices = np.random.default_rng(epoch).permutation(self.num_pairs)
@@ -250,7 +250,7 @@ class OnePool:
 def test_pools_are_drawn_anew_in_each_epoch() -> None:
     source = OnePool()
     pools = SampledPools(source, SubwordSampler(PLAIN, alpha=0.2), seed=5)
-    assert (pools.num_pairs, pools.num_pools, pools.longest) == (30, 1, 2 * source.longest)
+    assert (pools.num_pairs, pools.longest) == (30, 2 * source.longest)
     drawn: list[dict[int, tuple[list[int], list[int]]]] = []
     for epoch in (0, 1, 1):
         pool = pools.read(epoch, 0)

@@ -53,7 +53,7 @@ def place(placed: PlacedBatch) -> tuple[int, int, int]:
 
 
 def num_updates(feed: Feed, epoch: int) -> int:
-    assert feed.source.num_pools is not None
+    assert isinstance(feed.source, ShardPools)
     return sum(feed.plan(epoch, pool).plan.num_updates for pool in range(feed.source.num_pools))
 
 
@@ -88,7 +88,7 @@ def test_a_packed_feed_has_every_pair_of_every_pool(shards: ShardSet, monkeypatc
     )
     budget = choose_budget(source, BatchConfig(batch_tokens=400, max_tokens=400), world_size=1, is_packed=True)
     feed = Feed(source, budget=budget, seed=5, world=World())
-    assert source.num_pools is not None
+    assert isinstance(source, ShardPools)
     plans = [feed.plan(0, number).plan for number in range(source.num_pools)]
     assert sum(len(plan.indices) for plan in plans) == shards.num_pairs
     assert {plan.shape for plan in plans} == {budget.shape}
