@@ -24,7 +24,7 @@ from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
 from mtkit.files import STDIO, read_json, sha256_file, write_json
 from mtkit.training.config import TrainConfig
-from mtkit.training.initial import open_initial
+from mtkit.training.initial import InitialModel, open_initial
 from mtkit.training.run import RunDirectory
 from mtkit.training.validate import DevSet
 
@@ -115,7 +115,7 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
         if missing := _missing(config):
             say(_MISSING.format(" ".join(missing)))
         return
-    given = _given_tokenizer(config, say=say)
+    given = _given_tokenizer(config, initial or open_initial(config), say=say)
     if changes:  # of an unfinished attempt
         _discard(directory)  # only now, for the tokenizer that was given may be the one in there
     try:
@@ -267,9 +267,9 @@ def _corpus(config: TrainConfig, specs: tuple[str, ...], *, split: str) -> Corpu
     return parse_corpus(specs, src_lang=config.data.src_lang, tgt_lang=config.data.tgt_lang, split=split, stream=config.data.stream)
 
 
-def _given_tokenizer(config: TrainConfig, *, say: Say) -> Tokenizer | None:
+def _given_tokenizer(config: TrainConfig, initial: InitialModel | None, *, say: Say) -> Tokenizer | None:
     """The tokenizer that a config names, itself or with the model to begin with; None where it is to be learnt, or is gone and the run has it."""
-    if (initial := open_initial(config)) is not None:
+    if initial is not None:
         say(f"taking the tokenizer of {initial.path}")
         return initial.tokenizer
     if config.data.tokenizer is None or not Path(config.data.tokenizer).exists():
