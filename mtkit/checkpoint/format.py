@@ -270,8 +270,8 @@ def read_description(directory: Path) -> ModelDescription:
     return description
 
 
-BuildFn = Callable[[ModelDescription, Mapping[str, Tensor]], Transformer]
-"""Makes a model of a description and its weights in fp32."""
+BuildFn = Callable[[ModelDescription, "StoredWeights"], Transformer]
+"""Makes a model of a description and its weights."""
 
 
 def load_model(path: Path | str, *, build: BuildFn | None = None) -> LoadedModel:
@@ -323,10 +323,18 @@ class StoredWeights(Mapping[str, Tensor]):
             _check_header(path, self._header, self._stored, precision=description.precision)
 
     def __getitem__(self, name: str) -> Tensor:
+        return widen(self._read(name))[name]
+
+    def rounded(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """A matrix as it is stored in int8: its rows, and what each is multiplied by, fp32; None if it is not stored so."""
+        stored = self._read(name)
+        return (stored[name], stored[name + SCALE_SUFFIX]) if len(stored) == 2 else None
+
+    def _read(self, name: str) -> dict[str, Tensor]:
         if name not in self._names:
             raise KeyError(name)
         with _explained(self._path):
-            return widen({key: self._map(key) for key in (name, name + SCALE_SUFFIX) if key in self._stored})[name]
+            return {key: self._map(key) for key in (name, name + SCALE_SUFFIX) if key in self._stored}
 
     def _map(self, key: str) -> Tensor:
         """A tensor whose pages are read when touched."""

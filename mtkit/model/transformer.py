@@ -187,7 +187,7 @@ class Transformer(nn.Module):
         """
         num_sentences, length = src_BS.shape
         mask = src_mask_BS[:, None, None, :]
-        x_BSD = self._embed(src_BS, self.src_weight)
+        x_BSD = self._embed(src_BS, self.src_embedding)
         if not needs_grid(x_BSD.device):
             return cast(Tensor, self.encoder(x_BSD, PaddedAttention(mask)))
         return off_grid(self.encoder(on_grid(x_BSD), GridAttention(mask, num_sentences, length, length)), num_sentences, length)
@@ -205,7 +205,7 @@ class Transformer(nn.Module):
         self_mask = torch.ones(length, length, dtype=torch.bool, device=tgt_BT.device).tril()
         if tgt_mask_BT is not None:
             self_mask = self_mask & tgt_mask_BT[:, None, None, :]
-        x_BTD = self._embed(tgt_BT, self.tgt_weight)
+        x_BTD = self._embed(tgt_BT, self._tgt_embedding)
         src_mask = src_mask_BS[:, None, None, :]
         if not needs_grid(x_BTD.device):
             return cast(Tensor, self.decoder(x_BTD, memory_BSD, to_self=PaddedAttention(self_mask), to_src=PaddedAttention(src_mask)))
@@ -223,7 +223,7 @@ class Transformer(nn.Module):
         """
         kernel = packed_kernel(src_M.device.type, max_length=src.max_length, head_dim=self.config.head_dim)
         attention = PackedAttention(src, src, is_causal=False, kernel=kernel)
-        memory_MD: Tensor = self.encoder(self._embed_packed(src_M, self.src_weight, src), attention)
+        memory_MD: Tensor = self.encoder(self._embed_packed(src_M, self.src_embedding, src), attention)
         return memory_MD
 
     def decode_packed(self, tgt_N: Tensor, tgt: Packing, memory_MD: Tensor, src: Packing) -> Tensor:
@@ -235,7 +235,7 @@ class Transformer(nn.Module):
             memory_MD: What `encode_packed` returned.
             src: Where the source sentences lie.
         """
-        x_ND = self._embed_packed(tgt_N, self.tgt_weight, tgt)
+        x_ND = self._embed_packed(tgt_N, self._tgt_embedding, tgt)
         max_length = max(src.max_length, tgt.max_length)
         kernel = packed_kernel(tgt_N.device.type, max_length=max_length, head_dim=self.config.head_dim)
         to_self, to_src = PackedAttention(tgt, tgt, is_causal=True, kernel=kernel), PackedAttention(tgt, src, is_causal=False, kernel=kernel)
@@ -261,19 +261,25 @@ class Transformer(nn.Module):
             cache: From `start_cache`, or a `SlotCache`; gains one position. Between steps, its `reorder` selects the rows to go on with.
         """
         assert tokens_R.shape[0] == cache.num_rows, f"{tokens_R.shape[0]} tokens for {cache.num_rows} rows"
-        table_TD = self.positions(cache.num_positions, like=self.tgt_weight)
-        return self.decoder.step(self._at_positions(tokens_R, self.tgt_weight, table_TD[cache.row_positions()]), cache)
+        x_RD = self._tgt_embedding(tokens_R)
+        table_TD = self.positions(cache.num_positions, like=x_RD)
+        return self.decoder.step(self._at_positions(x_RD, table_TD[cache.row_positions()]), cache)
 
-    def _embed(self, tokens_BT: Tensor, weight: Tensor) -> Tensor:
+    @property
+    def _tgt_embedding(self) -> nn.Module:
+        return self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
+
+    def _embed(self, tokens_BT: Tensor, embedding: nn.Module) -> Tensor:
         """x_BTD of padded tokens."""
-        return self._at_positions(tokens_BT, weight, self.positions(tokens_BT.shape[1], like=weight)[: tokens_BT.shape[1]])
+        x_BTD = embedding(tokens_BT)
+        return self._at_positions(x_BTD, self.positions(tokens_BT.shape[1], like=x_BTD)[: tokens_BT.shape[1]])
 
-    def _embed_packed(self, tokens_N: Tensor, weight: Tensor, packing: Packing) -> Tensor:
+    def _embed_packed(self, tokens_N: Tensor, embedding: nn.Module, packing: Packing) -> Tensor:
         """x_ND of packed tokens."""
-        return self._at_positions(tokens_N, weight, self.positions(packing.max_length, like=weight)[packing.positions_N])
+        x_ND = embedding(tokens_N)
+        return self._at_positions(x_ND, self.positions(packing.max_length, like=x_ND)[packing.positions_N])
 
-    def _at_positions(self, tokens: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings times sqrt(D), plus positions, with dropout (sections 3.4, 3.5 and 5.4)."""
-        x = functional.embedding(tokens, weight)
+    def _at_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings, which are changed, times sqrt(D), plus positions, with dropout (sections 3.4, 3.5 and 5.4)."""
         x = x.mul_(math.sqrt(self.config.d_model)).add_(positions)
         return dropout(x, self.config.dropout, training=self.training)

@@ -806,7 +806,8 @@ struct model {
     long is_half; /* whether keys and values are kept as bf16 */
     float epsilon;
     struct norm first_norm; /* with pre-norm: of the embeddings, for the first layer; NULL with post-norm */
-    const float *embedding; /* [V, D] */
+    const void *embedding; /* [V, D], fp32, or int8 if there are scales */
+    const float *embedding_scale; /* [V], or NULL */
 };
 
 /* Room for the numbers of R rows: [R, D] each; attention's scores, H times the steps and 4 times the longest source, both rounded up to 16;
@@ -820,9 +821,18 @@ struct room {
 static void embed(const struct model *model, const int64_t *tokens, const float *positions, long ld, long rows, float *x)
 {
     const long d = model->heads * model->channels;
-    for (long r = 0; r < rows; r++)
+    for (long r = 0; r < rows; r++) {
+        float *row = x + r * d;
+        if (model->embedding_scale) {
+            const int8_t *rounded = (const int8_t *)model->embedding + tokens[r] * d;
+            for (long i = 0; i < d; i++)
+                row[i] = (float)rounded[i] * model->embedding_scale[tokens[r]];
+        } else {
+            memcpy(row, (const float *)model->embedding + tokens[r] * d, (size_t)d * sizeof *row);
+        }
         for (long i = 0; i < d; i += LANES)
-            store(x + r * d + i, load(model->embedding + tokens[r] * d + i) * sqrtf((float)d) + load(positions + r * ld + i));
+            store(row + i, load(row + i) * sqrtf((float)d) + load(positions + r * ld + i));
+    }
 }
 
 /* Set y, what the first layer reads, from x, the embeddings. From here on y is the norm of x, and with post-norm x itself. */

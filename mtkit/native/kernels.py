@@ -173,6 +173,19 @@ class Norm:
         return structs.Norm(self.weight_D.data_ptr(), self.bias_D.data_ptr())
 
 
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A vector for each piece, and perhaps more.
+
+    Attributes:
+        weight_VD: fp32; or int8, and then without the scale.
+        scale_V: What int8 is multiplied by, fp32; None = nothing.
+    """
+
+    weight_VD: Tensor
+    scale_V: Tensor | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
     """Encoder or decoder: its layers and what surrounds them.
@@ -182,7 +195,7 @@ class Stack:
             and out_proj of the feed-forward network.
         norms: Of attention, of the attention to the source, and of the feed-forward network, for each layer.
         last_norm: The norm after the last layer, for pre-norm; None = post-norm.
-        embedding_VD: A row for each piece, and perhaps more.
+        embedding: Of the pieces.
         num_heads: H.
         activation: relu, gelu or swiglu.
         in_half: Keep keys and values in bf16.
@@ -191,7 +204,7 @@ class Stack:
     linears: Sequence[Sequence[Linear]]
     norms: Sequence[Sequence[Norm]]
     last_norm: Norm | None
-    embedding_VD: Tensor
+    embedding: Embedding
     num_heads: int
     activation: str
     in_half: bool
@@ -199,7 +212,7 @@ class Stack:
     @property
     def d_model(self) -> int:
         """D."""
-        return self.embedding_VD.shape[1]
+        return self.embedding.weight_VD.shape[1]
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -216,7 +229,8 @@ class Stack:
             is_half=self.in_half,
             epsilon=self.norms[0][0].eps,
             first_norm=structs.Norm() if self.last_norm is None else self.norms[0][0].struct(),
-            embedding=self.embedding_VD.data_ptr(),
+            embedding=self.embedding.weight_VD.data_ptr(),
+            embedding_scale=_address(self.embedding.scale_V),
         )
 
     def layer_structs(self, kind: type[ctypes.Structure]) -> ctypes.Array[Any]:

@@ -34,6 +34,7 @@ class Model(ctypes.Structure):
         ("epsilon", ctypes.c_float),
         ("first_norm", Norm),
         ("embedding", POINTER),
+        ("embedding_scale", POINTER),
     )
 
 

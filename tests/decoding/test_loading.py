@@ -10,7 +10,7 @@ from mtkit.checkpoint.format import load_model, save_narrow_model
 from mtkit.checkpoint.narrow import StoredPrecision
 from mtkit.decoding import loading
 from mtkit.decoding.loading import load_models, load_translator
-from mtkit.decoding.quantize import Int8Linear, NativeLinear, quantize_linear_layers
+from mtkit.decoding.quantize import Int8Linear, NativeLinear, RoundedEmbedding, quantize_linear_layers
 from mtkit.decoding.steps import inference
 from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
 from mtkit.errors import ArtefactError, UsageError
@@ -95,6 +95,24 @@ def test_a_model_that_is_stored_in_int8_is_quantized_as_one_in_fp32(tie: str, pr
         torch.testing.assert_close(model_of(translator).logits(x), expected, rtol=1e-4, atol=1e-4)
         memory = [model.encode(torch.tensor([[5, 6, 3]]), torch.ones(1, 3, dtype=torch.bool)) for model in (quantized, model_of(translator))]
     torch.testing.assert_close(memory[1], memory[0], rtol=0.1, atol=0.1)  # a tied embedding is stored in 8 bits too
+
+
+@pytest.mark.parametrize("tie", ["decoder", "three-way"])
+def test_an_embedding_that_is_stored_in_8_bits_stays_in_them(tie: str, directory: Path, tmp_path: Path) -> None:
+    original = save(tmp_path / "original", random_model(4, tie_embeddings=tie), tiny_tokenizer())
+    save_narrow_model(load_model(original), tmp_path / "stored", precision="int8")
+    model = model_of(load_translator([tmp_path / "stored"], device="cpu", precision="int8", threads=1)[0])
+    embeddings = [model.src_embedding, *([] if model.tgt_embedding is None else [model.tgt_embedding])]
+    assert len(embeddings) == (1 if tie == "three-way" else 2)
+    for embedding, exact in zip(embeddings, ("src_embedding", "tgt_embedding"), strict=False):
+        assert isinstance(embedding, RoundedEmbedding)
+        assert embedding.weight_VD.dtype == torch.int8
+        weight = load_model(tmp_path / "stored").model.get_parameter(f"{exact}.weight")
+        tokens = torch.tensor([[5, 6, 299]])
+        torch.testing.assert_close(embedding(tokens), weight[tokens].detach(), rtol=0, atol=0)
+    for precision, path in (("fp32", tmp_path / "stored"), ("int8", directory)):
+        other = model_of(load_translator([path], device="cpu", precision=precision, threads=1)[0])  # type: ignore[arg-type]
+        assert type(other.src_embedding) is torch.nn.Embedding
 
 
 def test_batches_of_wide_models_are_smaller(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtkit.data.tokenizer import EOS_ID
-from mtkit.decoding.quantize import Int8Linear, NativeLinear
+from mtkit.decoding.quantize import Int8Linear, NativeLinear, RoundedEmbedding
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Extensions, Hypothesis, search_extensions
 from mtkit.model.layers import DecoderLayer, EncoderLayer
@@ -33,8 +33,8 @@ AGE_OF_THINNING = 8
 
 def fits(model: Transformer) -> bool:
     """Whether the kernels can stand for the layers of a model: in fp32, int8 or bf16, on a CPU, of sizes that fill the registers of the processor."""
-    weight = model.src_weight
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not kernels.available():
+    parameter = next(model.parameters())
+    if parameter.device.type != "cpu" or parameter.dtype != torch.float32 or not kernels.available():
         return False
     if model.config.activation != "relu" and model.config.ffn_dim % CHANNELS_MULTIPLE != 0:
         return False
@@ -55,12 +55,12 @@ class RowModel:
         decoder_layers = [cast(DecoderLayer, layer) for layer in model.decoder.layers]
         in_half = isinstance(model.output_projection, NativeLinear)
 
-        def stack(parts: Encoder | Decoder, embedding_VD: Tensor, linears: list[list[nn.Module]], norms: list[list[nn.LayerNorm]]) -> kernels.Stack:
+        def stack(parts: Encoder | Decoder, embedding: nn.Module, linears: list[list[nn.Module]], norms: list[list[nn.LayerNorm]]) -> kernels.Stack:
             return kernels.Stack(
                 linears=[[_native(module) for module in modules] for modules in linears],
                 norms=[[kernels.Norm.of(norm) for norm in layer] for layer in norms],
                 last_norm=kernels.Norm.of(cast(nn.LayerNorm, parts.norm)) if config.norm == "pre" else None,
-                embedding_VD=embedding_VD.detach(),
+                embedding=_embedding(embedding),
                 num_heads=config.num_heads,
                 activation=config.activation,
                 in_half=in_half,
@@ -68,7 +68,7 @@ class RowModel:
 
         encoder = stack(
             model.encoder,
-            model.src_weight,
+            model.src_embedding,
             [
                 [layer.self_attention.in_proj, layer.self_attention.out_proj, layer.feed_forward.in_proj, layer.feed_forward.out_proj]
                 for layer in encoder_layers
@@ -77,7 +77,7 @@ class RowModel:
         )
         decoder = stack(
             model.decoder,
-            model.tgt_weight,
+            model.src_embedding if model.tgt_embedding is None else model.tgt_embedding,
             [
                 [
                     layer.self_attention.in_proj,
@@ -130,13 +130,19 @@ def _native(module: nn.Module) -> kernels.Linear:
     return kernels.Linear(linear.weight.detach(), None if bias is None else bias.detach(), precision="fp32")
 
 
+def _embedding(module: nn.Module) -> kernels.Embedding:
+    if isinstance(module, RoundedEmbedding):
+        return kernels.Embedding(module.weight_VD, module.scale_V)
+    return kernels.Embedding(cast(nn.Embedding, module).weight.detach(), None)
+
+
 class _RowStep:
     """The step function for a batch of sources, see `mtkit.decoding.search.ExtendFn`."""
 
     def __init__(self, model: RowModel, sources: Sequence[Sequence[int]], *, beam_size: int, forbidden_ids: Sequence[int]) -> None:
         tokens_M = torch.tensor([token for ids in sources for token in (*ids, EOS_ID)], dtype=torch.int64)
         lengths = [len(ids) + 1 for ids in sources]
-        self._like = model.decoder.stack.embedding_VD
+        self._like = torch.empty(0)
         encoded = model.encoder.encode(tokens_M, lengths, model.positions(max(lengths), like=self._like))
         # Of each row: where its source begins and how many positions it has, and the row of each step that it descends from.
         self._start_R, self._count_R = encoded.start_B, encoded.length_B

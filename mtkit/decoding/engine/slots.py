@@ -113,8 +113,8 @@ class SlotSearch:
         forbidden_ids: Sequence[int] = (),
         steps_between_looks: int = STEPS_BETWEEN_LOOKS,
     ) -> None:
-        weight = model.tgt_weight
-        device = self._device = weight.device
+        parameter = next(model.decoder.parameters())
+        device = self._device = parameter.device
         self._model, self._alpha, self._penalty = model, length_penalty, penalty
         self._steps_between_looks = steps_between_looks
         self._cache = SlotCache(
@@ -123,10 +123,10 @@ class SlotSearch:
             num_places=beam_size,
             src_capacity=src_capacity,
             tgt_capacity=tgt_capacity,
-            dtype=weight.dtype,
+            dtype=parameter.dtype,
             device=device,
         )
-        self._positions = model.positions(tgt_capacity, like=weight)  # held, for a recorded step reads it where it was
+        self._positions = model.positions(tgt_capacity, like=parameter)  # held, for a recorded step reads it where it was
         self._forbidden = torch.tensor(sorted(set(forbidden_ids)), dtype=torch.int64, device=device)
         # The penalty of every length, as Python computes it.
         penalties = [scoring.length_penalty(float(length), length_penalty, penalty) for length in range(1, tgt_capacity + 1)]

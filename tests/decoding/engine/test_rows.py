@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtkit.decoding.engine import rows
 from mtkit.decoding.engine.rows import RowModel, fits
-from mtkit.decoding.quantize import quantize_linear_layers
+from mtkit.decoding.quantize import RoundedEmbedding, quantize_linear_layers
 from mtkit.decoding.sampling import greedy_search
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import inference, model_step, pad_sources
@@ -92,6 +92,24 @@ def test_every_step_is_that_of_the_model(architecture: dict[str, Any], build: st
     torch.manual_seed(1)
     expected, found = log_probs(one, sources(12), torch.randint(4, 300, (20, 12)))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text: f"{build}: {text}")
+
+
+@pytest.mark.parametrize("tie", ["three-way", "none"])
+def test_an_embedding_in_8_bits_is_what_it_is_in_fp32(tie: str, build: str) -> None:
+    one = model(tie_embeddings=tie, num_heads=1)
+    rounded = copy.deepcopy(one)
+    rounded.output_projection = torch.nn.Linear(one.config.d_model, len(one.output_weight), bias=False)
+    rounded.output_projection.weight = torch.nn.Parameter(one.output_weight.detach())
+    one.output_projection = rounded.output_projection
+    for name, module in one.named_children():
+        if isinstance(module, torch.nn.Embedding):
+            scale_V = torch.linspace(0.001, 0.1, len(module.weight))
+            weight_VD = torch.randint(-127, 128, module.weight.shape, dtype=torch.int8)
+            module.weight = torch.nn.Parameter(weight_VD.float() * scale_V[:, None])
+            setattr(rounded, name, RoundedEmbedding(weight_VD, scale_V))
+    tokens = torch.randint(4, 300, (20, 12))
+    for found, expected in zip(log_probs(rounded, sources(12), tokens), log_probs(one, sources(12), tokens), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{build}: {text}")
 
 
 @pytest.mark.usefixtures("this_build")
