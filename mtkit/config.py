@@ -88,19 +88,24 @@ def to_dict(config: Any) -> Tree:
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
-def read_toml(path: Path) -> Tree:
-    """Read a TOML file; a byte-order mark at its start is ignored.
+def read_config(path: Path) -> Tree:
+    """Read a TOML file, or the JSON that a run has saved; a byte-order mark at its start is ignored.
 
     Raises:
-        ConfigError: It is missing or not TOML.
+        ConfigError: It is missing or neither.
     """
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        tree = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: bad UTF-8, a number of too many digits
-        hint = "A config that is JSON or YAML has to be written anew; `mtkit train ... --print-config` prints all keys as TOML."
-        raise ConfigError(f"{path}: is not valid TOML: {error}", hint=hint if path.suffix in (".json", ".yaml", ".yml") else None) from error
+        hint = "A config that is YAML has to be written anew; `mtkit train ... --print-config` prints all keys as TOML."
+        raise ConfigError(f"{path}: is not valid {kind}: {error}", hint=hint if path.suffix in (".yaml", ".yml") else None) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: is not a config, which has keys and values")
+    return typing.cast(Tree, tree)
 
 
 def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
@@ -117,7 +122,7 @@ def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
     Raises:
         ConfigError: The file is missing or not TOML.
     """
-    data = read_toml(path)
+    data = read_config(path)
     names = {field.name for field in dataclasses.fields(cls)}
     is_run = "preset" in data or isinstance(data.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in data.items())
     return Layer(name=str(path), data=data.get(table, {}) if is_run else data)
@@ -146,7 +151,7 @@ def parse_override(text: str) -> Tree:
 
 
 def dump_toml(config: Any, *, origins: Mapping[str, str] | None = None) -> str:
-    """Write a config as TOML that `read_toml` and `from_dict` turn into the same config.
+    """Write a config as TOML that `read_config` and `from_dict` turn into the same config.
 
     None is written as "none", or as a comment where that would be an ordinary string; such a field should have None as its default.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtkit.config import Layer, differences, dump_toml, from_dict, parse_override, read_layer, read_toml, resolve, to_dict
+from mtkit.config import Layer, differences, dump_toml, from_dict, parse_override, read_config, read_layer, resolve, to_dict
 from mtkit.errors import ConfigError
 
 
@@ -346,7 +346,7 @@ def test_any_override_is_parsed_or_refused(word: str) -> None:
 def test_a_byte_order_mark_and_crlf_are_no_fault(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbfseed = 2\r\n[optim]\r\nlr = 1e-3\r\n")
 
-    assert from_dict(Train, read_toml(tmp_path / "config.toml")) == Train(seed=2, optim=Optim(lr=1e-3))
+    assert from_dict(Train, read_config(tmp_path / "config.toml")) == Train(seed=2, optim=Optim(lr=1e-3))
 
 
 @pytest.mark.parametrize(
@@ -366,20 +366,29 @@ def test_a_file_that_is_no_toml(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "config.toml").write_bytes(data)
 
     with pytest.raises(ConfigError, match="config.toml: is not valid TOML"):
-        read_toml(tmp_path / "config.toml")
+        read_config(tmp_path / "config.toml")
 
 
-@pytest.mark.parametrize(("name", "has_hint"), [("config.json", True), ("config.yaml", True), ("config.toml", False)])
+def test_a_config_may_be_the_json_that_was_saved(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('\ufeff{"seed": 1, "optim": {"lr": null}}')
+    assert read_config(tmp_path / "config.json") == {"seed": 1, "optim": {"lr": None}}
+    for text, message in (("{", "is not valid JSON"), ("[1]", "is not a config")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=f"config.json: {message}"):
+            read_config(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(("name", "has_hint"), [("config.yaml", True), ("config.toml", False)])
 def test_a_config_of_another_kind_is_told_what_to_do(tmp_path: Path, name: str, has_hint: bool) -> None:
     (tmp_path / name).write_text('{"seed": 1}')
     with pytest.raises(ConfigError) as caught:
-        read_toml(tmp_path / name)
+        read_config(tmp_path / name)
     assert ("--print-config" in (caught.value.hint or "")) == has_hint
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="config.toml: cannot be read: No such file or directory"):
-        read_toml(tmp_path / "config.toml")
+        read_config(tmp_path / "config.toml")
 
 
 @pytest.mark.parametrize("value", ["1979-05-27", "07:32:00", "__import__('os').system('false')", "{}", "[[1]]", "nan"])

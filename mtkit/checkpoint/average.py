@@ -11,21 +11,23 @@ from torch import Tensor
 from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, StoredWeights, read_description, require_fitting_tokenizer, save_model
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model
-from mtkit.checkpoint.manager import StoredCheckpoint, quality
+from mtkit.checkpoint.manager import StoredCheckpoint, evenly_spaced, quality
 from mtkit.config import differences, to_dict
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.config import ONLY_IN_TRAINING
 
 
-def select_last(checkpoints: Sequence[StoredCheckpoint], count: int) -> list[StoredCheckpoint]:
-    """The `count` checkpoints with the highest step.
+def select_last(checkpoints: Sequence[StoredCheckpoint], count: int, *, every_steps: int | None = None) -> list[StoredCheckpoint]:
+    """The `count` checkpoints with the highest step; of a run with `checkpoint.every_steps` those that are `evenly_spaced`, if they suffice.
 
     Raises:
         UsageError: There are fewer.
     """
     _require(checkpoints, count)
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)[-count:]
+    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    spaced = evenly_spaced(ordered, every_steps)
+    return (spaced if len(spaced) >= count else ordered)[-count:]
 
 
 def select_best(checkpoints: Sequence[StoredCheckpoint], count: int, *, metric: str) -> list[StoredCheckpoint]:

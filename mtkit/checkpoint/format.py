@@ -34,14 +34,10 @@ from mtkit.checkpoint.narrow import STORED_PRECISIONS, StoredPrecision, narrow, 
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError
 from mtkit.files import read_json, write_json
-from mtkit.model.config import ModelConfig
+from mtkit.model.config import MAX_SIZE, ModelConfig
 from mtkit.model.transformer import Transformer
 
 FORMAT = 1
-_MAX_LAYERS = 512
-_MAX_SIZE = 1 << 24
-"""Of any dimension: what is far above all uses, and far below what overflows."""
-
 _MODEL_PARTS = (MODEL_NAME, CONFIG_NAME, TOKENIZER_NAME)
 """What a model consists of, also where it is a part of a checkpoint."""
 
@@ -261,12 +257,9 @@ def read_description(directory: Path) -> ModelDescription:
         raise ArtefactError(f"{path}: is not the config of a model: {error!r}") from error
     if description.precision not in STORED_PRECISIONS:
         raise ArtefactError(f"{path}: has weights in {description.precision!r}, this mtkit reads {', '.join(STORED_PRECISIONS)}")
-    if max(description.model.num_encoder_layers, description.model.num_decoder_layers) > _MAX_LAYERS:
-        raise ArtefactError(f"{path}: more than {_MAX_LAYERS} layers are not supported")
-    sizes = {**codec.to_dict(description.model), "src_vocab_size": description.src_vocab_size, "tgt_vocab_size": description.tgt_vocab_size}
-    for key, value in sizes.items():
-        if isinstance(value, int) and not 0 <= value <= _MAX_SIZE:
-            raise ArtefactError(f"{path}: {key} is {value}, and 0 to {_MAX_SIZE} are supported")
+    for key in ("src_vocab_size", "tgt_vocab_size"):
+        if not 0 <= (size := getattr(description, key)) <= MAX_SIZE:
+            raise ArtefactError(f"{path}: {key} is {size}, and 0 to {MAX_SIZE} are supported")
     return description
 
 

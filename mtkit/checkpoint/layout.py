@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from mtkit.artefacts import MANIFEST_NAME, read_manifest
 from mtkit.data.tokenizer import META_NAME, Tokenizer
 from mtkit.errors import ArtefactError
+from mtkit.files import read_json
 
 MODEL_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -83,6 +84,15 @@ def checkpoint_directories(directory: Path) -> list[tuple[int, Path]]:
     """
     paths = [manifest.parent for manifest in directory.glob(f"*/{MANIFEST_NAME}")]
     return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
+
+
+def read_every_steps(run: Path) -> int | None:
+    """`checkpoint.every_steps` of a run; None where it has none, or no config that says it."""
+    try:
+        value = read_json(run / CONFIG_NAME)["checkpoint"]["every_steps"]
+    except (ArtefactError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def step_of(path: Path) -> int | None:

@@ -36,7 +36,8 @@ class CheckpointConfig:
     every_minutes: float | None = 10.0
     """Minutes between two checkpoints, whichever comes first; None = only by steps."""
     keep_last: int = 5
-    """How many of the newest to keep, at least 1."""
+    """How many of the newest to keep, at least 1, and the newest of all besides: those of every `every_steps` updates before what was saved in
+    between, because of the time or of a stop."""
     keep_best: int = 1
     """How many of the best by the metric of early stopping to keep besides, 0 or more."""
 
@@ -134,8 +135,10 @@ class CheckpointManager:
         Later ones are those which the run has passed over because they are damaged: they must not crowd out the good ones.
         """
         stored = [checkpoint for checkpoint in self.stored() if checkpoint.step <= step]
-        keep = {checkpoint.step for checkpoint in stored[-self._config.keep_last :]}
-        keep |= {checkpoint.step for checkpoint in self.ranked(stored)[: self._config.keep_best]}
+        spaced = evenly_spaced(stored, self._config.every_steps)
+        others = [checkpoint for checkpoint in stored if checkpoint not in spaced]
+        newest = [*others, *spaced][-self._config.keep_last :]
+        keep = {checkpoint.step for checkpoint in (*newest, *stored[-1:], *self.ranked(stored)[: self._config.keep_best])}
         for checkpoint in stored:
             if checkpoint.step not in keep:
                 doomed = temporary_name(checkpoint.path)
@@ -150,6 +153,22 @@ class CheckpointManager:
         """Those of some checkpoints that were validated by the metric, best first; of equals the earlier one."""
         candidates = sorted((checkpoint for checkpoint in stored if self._metric in checkpoint.scores), key=lambda checkpoint: checkpoint.step)
         return sorted(candidates, key=lambda checkpoint: quality(checkpoint.scores, self._metric), reverse=True)
+
+
+def evenly_spaced(stored: Sequence[StoredCheckpoint], every_steps: int | None) -> list[StoredCheckpoint]:
+    """Those of some checkpoints that lie about equally far from each other: at multiples of `checkpoint.every_steps`, and the newest if it is not
+    just behind one. What was saved in between, because of the time or of a stop, is left out.
+
+    Args:
+        stored: By step.
+        every_steps: Of the run; None = all.
+    """
+    if every_steps is None:
+        return list(stored)
+    spaced = [checkpoint for checkpoint in stored if checkpoint.step % every_steps == 0]
+    if stored and (not spaced or 2 * (stored[-1].step - spaced[-1].step) >= every_steps):
+        spaced.append(stored[-1])
+    return spaced
 
 
 def clean_up(directory: Path) -> None:

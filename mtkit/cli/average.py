@@ -19,15 +19,19 @@ def register(app: typer.Typer) -> None:
 def average(
     inputs: Annotated[list[Path], typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory, or the checkpoints to average.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model directory to make.")],
-    last: Annotated[int | None, typer.Option("--last", min=1, help="Of a run: average its N newest checkpoints.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Of a run: average its N newest checkpoints, see below.")] = None,
     best: Annotated[int | None, typer.Option("--best", min=1, help="Of a run: average its N best checkpoints.")] = None,
     metric: Annotated[str, typer.Option("--metric", help="What --best goes by: bleu, chrf or loss.")] = "bleu",
     quiet: QuietOption = False,
 ) -> None:
-    """Average checkpoints into one model, which is usually better than each of them."""
+    """Average checkpoints into one model, which is usually better than each of them.
+
+    --last takes checkpoints that lie equally far apart, every checkpoint.every_steps updates, if the run has enough of them: not what was saved in
+    between, because of the time or of a stop.
+    """
     from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
-    from mtkit.checkpoint.layout import CHECKPOINTS_NAME
-    from mtkit.checkpoint.manager import scan_checkpoints
+    from mtkit.checkpoint.layout import CHECKPOINTS_NAME, read_every_steps
+    from mtkit.checkpoint.manager import evenly_spaced, scan_checkpoints
 
     if metric not in ("bleu", "chrf", "loss"):
         raise UsageError(f"--metric must be bleu, chrf or loss, but is {metric}")
@@ -41,13 +45,14 @@ def average(
             what = f"is no run: it has no {CHECKPOINTS_NAME}" if inputs[0].exists() else "does not exist"
             raise ArtefactError(f"{inputs[0]}: {what}", hint="Give the directory of a run, as --output of `mtkit train` named it.")
         stored, unreadable = scan_checkpoints(inputs[0] / CHECKPOINTS_NAME)
+        every_steps = read_every_steps(inputs[0])
         for step, path in unreadable:
-            if last is None or sum(checkpoint.step > step for checkpoint in stored) < last:
+            if last is None or sum(checkpoint.step > step for checkpoint in evenly_spaced(stored, every_steps)) < last:
                 raise ArtefactError(
                     f"{path}: is damaged, and may be one of those that were asked for",
                     hint="Remove it, or name the checkpoints to average instead of the run.",
                 )
-        chosen = select_last(stored, last) if last is not None else select_best(stored, best or 1, metric=metric)
+        chosen = select_last(stored, last, every_steps=every_steps) if last is not None else select_best(stored, best or 1, metric=metric)
         paths = [checkpoint.path for checkpoint in chosen]
     elif run := next((path for path in inputs if (path / CHECKPOINTS_NAME).is_dir()), None):
         hint = "Add --last 5, or --best 5." if len(inputs) == 1 else f"Name checkpoints, such as {run / CHECKPOINTS_NAME}/step-0001000, or models."

@@ -123,7 +123,7 @@ def live_rows(last: Mapping[str, Record], *, max_steps: int | None, checkpoint_a
 
 
 def warn_of_data(record: Record) -> None:
-    """Print a warning if a run begins without many of its pairs, or with pairs that are none."""
+    """Print a warning if a run begins without many of its pairs, with pairs that are none, or with a learning rate that misses its end."""
     if record["kind"] != "start":
         return
     correlation = record["length_correlation"]
@@ -132,6 +132,8 @@ def warn_of_data(record: Record) -> None:
             f"long sources hardly go with long targets (correlation {correlation:.2f}; translations have 0.7 and more): is each line of the target "
             "text the translation of the same line of the source text?"
         )
+    if record["warning"] is not None:
+        console.warn(record["warning"])
     if record["pairs"] and record["pairs_skipped"] > LOSS_SHARE * record["pairs"]:
         console.warn(
             f"{record['pairs_skipped']:,} of {record['pairs']:,} pairs are longer than batch.max_tokens and are not used; raise it, or "
@@ -171,7 +173,8 @@ def describe(record: Record) -> str:
         return f"warning: the model is made of the next best checkpoint, for a better one is damaged: {record['reason']}"
     if record.get("resumed"):
         return f"nothing to do: the run is finished at step {step} ({record['reason']})"
-    return f"step {step}  finished: {record['reason']}"
+    begun = "; no validation was better than that of the model it began with, which is handed over" if record["best_step"] == 0 < step else ""
+    return f"step {step}  finished: {record['reason']}{begun}"
 
 
 def format_scores(record: Record) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtkit.config import Layer, parse_override, read_layer, read_toml
+from mtkit.config import Layer, parse_override, read_config, read_layer
 
 
 def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, table: str) -> list[Layer]:
@@ -21,7 +21,7 @@ def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, 
     """
     layers = []
     if file is not None:
-        if (name := read_toml(file).get("preset")) is not None:
+        if (name := read_config(file).get("preset")) is not None:
             from mtkit.training.config import preset
 
             layer = preset(str(name))

@@ -38,7 +38,10 @@ def train(
         ),
     ] = None,
     dev_data: Annotated[list[str] | None, typer.Option("--dev", metavar="SRC TGT", help="Dev set, in the same form.")] = None,
-    shards: Annotated[Path | None, typer.Option("--shards", help="Instead of --train and --dev: a directory that `mtkit preprocess` wrote.")] = None,
+    shards: Annotated[
+        list[Path] | None,
+        typer.Option("--shards", help="Instead of --train: a directory that `mtkit preprocess` wrote, and its dev set unless --dev."),
+    ] = None,
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Encode --train while training, without shards; --train - reads TSV from stdin.")
     ] = None,
@@ -81,11 +84,15 @@ def train(
 
     Values come from, the strongest first: flags, --set, the --config file, --preset, the defaults (the paper's base model).
     """
+    if shards and len(shards) > 1:
+        raise UsageError(
+            f"--shards was given {len(shards)} times", hint="One shard set can hold several corpora: name all in one `mtkit preprocess`."
+        )
     flags: dict[str, object] = {
         "data": {
             "train": train_data,
             "dev": dev_data,
-            "shards": None if shards is None else str(shards),
+            "shards": str(shards[0]) if shards else None,
             "stream": stream,
             "tokenizer": None if tokenizer is None else str(tokenizer),
             "src_lang": src_lang,
@@ -110,6 +117,8 @@ def train(
 
     num_workers = workers or num_cores()
     world = read_environment()
+    if world.is_main and not quiet:
+        _warn_of_idle_settings(resolved)
     if num_processes > 1 and world.size == 1:
         from mtkit.training.prepare import prepare_data
         from mtkit.training.signals import StopRequest
@@ -161,7 +170,7 @@ def resolve_config(*, preset: str | None, config_file: Path | None, overrides: l
     from mtkit.training.config import TrainConfig
     from mtkit.training.config import preset as preset_layer
 
-    file_data = {} if config_file is None else codec.read_toml(config_file)
+    file_data = {} if config_file is None else codec.read_config(config_file)
     name = preset or file_data.pop("preset", None)
     file_data.pop("preset", None)
     layers = [] if name is None else [preset_layer(str(name))]
@@ -170,6 +179,20 @@ def resolve_config(*, preset: str | None, config_file: Path | None, overrides: l
     layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides]
     layers.append(codec.Layer(name="command line", data=_given(flags)))
     return codec.resolve(TrainConfig, layers)
+
+
+def _warn_of_idle_settings(resolved: "Resolved[TrainConfig]") -> None:
+    """Tell of what `--set` sets about steps that are done already. (A config file may be that of all steps.)"""
+    data = resolved.config.data
+    idle = {}
+    if data.shards is not None:
+        idle = dict.fromkeys(("tokenizer.", "preprocess."), f"{data.shards} is encoded already")
+    elif (given := data.tokenizer or resolved.config.training.init_from) is not None:
+        idle = {"tokenizer.": f"the tokenizer is that of {given}"}
+    for key, origin in resolved.origins.items():
+        for table, reason in idle.items():
+            if origin == "--set" and key.startswith(table):
+                console.warn(f"{key} has no effect: {reason}")
 
 
 def _given(flags: dict[str, object]) -> dict[str, object]:

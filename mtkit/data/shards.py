@@ -7,6 +7,7 @@ which finds most damage but not an id that was changed for another. `mtkit inspe
 """
 
 import itertools
+import resource
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mtkit.artefacts import Manifest, Verify, verify_directory
 from mtkit.config import from_dict
 from mtkit.data.token_file import DAMAGED_HINT, Ids, Int64s, TokenFile
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.errors import ArtefactError, ConfigError
+from mtkit.errors import ArtefactError, ConfigError, ResourceError
 from mtkit.files import read_json, read_lines
 
 KIND = "shards"
@@ -33,6 +34,9 @@ SHARDS_FORMAT = 1
 
 CHECKED_BYTES = 512 << 20
 """Token files of up to this many bytes in all are read as a whole to compare their checksums. It takes a fraction of a second."""
+
+
+_OTHER_FILES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +73,23 @@ def _is_read_whole(meta: ShardSetMeta) -> bool:
     """Whether the set is small enough to compare the checksums of all that is read, by the bytes that it takes with 2 for each id."""
     num_tokens = sum(shard.num_src_tokens + shard.num_tgt_tokens for shard in meta.shards)
     return 2 * num_tokens + 16 * sum(shard.num_pairs for shard in meta.shards) <= CHECKED_BYTES
+
+
+def _allow_open_files(count: int, directory: Path) -> None:
+    """Let this process have so many files open, and those that it has besides: each mapped file is one.
+
+    Raises:
+        ResourceError: It may not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ResourceError(
+            f"{directory}: {count} files have to be open at once, but a process may have {hard} open here",
+            hint="Raise the limit with `ulimit -n`, or make fewer and larger shards with `mtkit preprocess --set shard_pairs=...`.",
+        )
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,10 +142,12 @@ class ShardSet:
 
         Raises:
             ArtefactError: It is no shard set, incomplete, damaged, or its parts do not belong together; the message names the file.
+            ResourceError: It has more files than this process may have open.
         """
         manifest = verify_directory(directory, kind=KIND, level=verify)
         meta = _read_meta(directory / META_NAME)
         tokenizer = Tokenizer.read_files(directory / TOKENIZER_DIRECTORY)
+        _allow_open_files(2 * len(meta.shards), directory)
         if tokenizer.fingerprint != meta.tokenizer:
             raise ArtefactError(
                 f"{directory}: the bundled tokenizer has the fingerprint {tokenizer.fingerprint}, but the shards were made with {meta.tokenizer}",

@@ -38,6 +38,19 @@ _END = -1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
+def require_unigram(tokenizer: Tokenizer, *, alpha: float) -> None:
+    """Refuse a tokenizer that has no probabilities to draw by.
+
+    Raises:
+        ConfigError: It is of another type.
+    """
+    if tokenizer.config.type != "unigram":
+        raise ConfigError(
+            f"training.subword_alpha is {alpha}, which needs a unigram tokenizer, but this one is of type {tokenizer.config.type}",
+            hint="Leave training.subword_alpha out, or make the data anew with tokenizer.type = unigram.",
+        )
+
+
 class SubwordSampler:
     """Segments stored sentences anew.
 
@@ -53,11 +66,7 @@ class SubwordSampler:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, alpha: float) -> None:
-        if tokenizer.config.type != "unigram":
-            raise ConfigError(
-                f"training.subword_alpha is {alpha}, which needs a unigram tokenizer, but this one is of type {tokenizer.config.type}",
-                hint="Leave training.subword_alpha out, or make the data anew with tokenizer.type = unigram.",
-            )
+        require_unigram(tokenizer, alpha=alpha)
         if not 0 < alpha <= MAX_ALPHA:
             raise ConfigError(f"subword_alpha must be above 0 and at most {MAX_ALPHA:g}, but is {alpha}")
         first = _Lattices(tokenizer, "src", alpha)

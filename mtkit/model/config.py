@@ -13,6 +13,10 @@ Activation = Literal["relu", "gelu", "swiglu"]
 TieEmbeddings = Literal["none", "decoder", "three-way"]
 
 
+MAX_LAYERS = 512
+MAX_SIZE = 1 << 24
+"""Of widths, and of vocabularies. Larger ones are mistakes, and could overflow."""
+
 ONLY_IN_TRAINING = ("dropout", "attention_dropout", "activation_dropout")
 """Keys of a model's config without which its weights compute the same once it is trained."""
 
@@ -64,6 +68,8 @@ class ModelConfig:
         for name in ("d_model", "ffn_dim", "num_heads", "num_encoder_layers", "num_decoder_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)}")
+            if getattr(self, name) > (largest := MAX_LAYERS if name.endswith("layers") else MAX_SIZE):
+                raise ConfigError(f"{name} must be at most {largest}, but is {getattr(self, name)}")
         if self.d_model % 2:
             raise ConfigError(f"d_model must be even, for the sines and cosines of the positions, but is {self.d_model}")
         if self.d_model % self.num_heads:

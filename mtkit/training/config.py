@@ -28,9 +28,9 @@ class DataConfig:
     """Source and target file, several pairs one after the other; or TSV, parquet, JSON-lines files, `hf:NAME:CONFIG`, or `-`, TSV on stdin.
     Empty = `shards`."""
     dev: tuple[str, ...] = ()
-    """The dev set in the same form."""
+    """The dev set in the same form; with `shards`, instead of theirs."""
     shards: str | None = None
-    """A directory that `mtkit preprocess` wrote, with its dev set; None = made from `train` and `dev`."""
+    """A directory that `mtkit preprocess` wrote; None = made from `train` and `dev`."""
     stream: bool = False
     """Encode the text of `train` while training goes on, without shards. It needs a tokenizer, and pools are shuffled, not the whole text."""
     tokenizer: str | None = None
@@ -53,8 +53,8 @@ class DataConfig:
             raise ConfigError(f"weights must all be above 0, but are {list(self.weights)}", hint="Leave out a corpus that is not to be used.")
         if self.temperature is not None and not 1 <= self.temperature < math.inf:
             raise ConfigError(f"temperature must be at least 1, but is {self.temperature}")
-        if self.shards is not None and (self.train or self.dev):
-            raise ConfigError("shards and train or dev exclude each other: shards hold their own dev set")
+        if self.shards is not None and self.train:
+            raise ConfigError("shards and train exclude each other: shards are made of the training text")
         if self.shards is not None and (self.stream or self.tokenizer is not None):
             raise ConfigError("shards and stream or tokenizer exclude each other: shards are encoded already")
         if self.stream and (self.weights is not None or self.temperature is not None):
@@ -95,7 +95,8 @@ class LoopConfig:
     compile_layers: bool = True
     """Let torch compile the layers for a GPU, which takes a minute at the start. Has no effect elsewhere, or where there is no C compiler."""
     ema_decay: float | None = None
-    """Decay per update of a moving average of the weights, which is then validated and saved as the model; None = none."""
+    """Decay per update of a moving average of the weights, which is then validated and saved as the model; at the start, where t updates are fewer,
+    (1 + t) / (10 + t). None = none."""
     subword_alpha: float | None = None
     """Segment the text anew in each epoch, drawn by the probabilities of the unigram tokenizer to the power of this, above 0, at most 1000; None =
     always the best segmentation. 0.1 to 0.5 is usual (Kudo 2018); less is more varied."""
@@ -198,6 +199,37 @@ def require_tying_fits(model: ModelConfig, *, joint: bool) -> None:
         )
 
 
+def schedule_warning(config: TrainConfig, *, updates_per_epoch: int | None) -> str | None:
+    """What is odd about the learning rate of a run: a peak or an end that it never reaches; None if all is well.
+
+    Args:
+        config: Of the run.
+        updates_per_epoch: None = not known.
+    """
+    limits, optim = config.training, config.optim
+    ends = {"training.max_steps": limits.max_steps}
+    if limits.max_epochs is not None and updates_per_epoch is not None:
+        ends["training.max_epochs"] = limits.max_epochs * updates_per_epoch
+    if limits.max_tokens is not None:
+        ends["training.max_tokens"] = -(-limits.max_tokens // config.batch.batch_tokens)
+    known = {name: end for name, end in ends.items() if end is not None}
+    if not known:
+        return None
+    name = min(known, key=lambda name: known[name])
+    end, value = known[name], getattr(limits, name.removeprefix("training."))
+    if end < optim.warmup_steps:
+        return (
+            f"{name} = {value} ends the run after about {end} updates, within the warm-up: the learning rate never reaches its peak. "
+            f"Lower optim.warmup_steps, now {optim.warmup_steps}"
+        )
+    if optim.schedule in ("linear", "cosine") and limits.max_steps is not None and end < 0.9 * limits.max_steps:
+        return (
+            f"{name} = {value} ends the run after about {end} updates, but the learning rate falls to 0 at training.max_steps = {limits.max_steps}, "
+            f"so that it ends high. Set training.max_steps to about {end}"
+        )
+    return None
+
+
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "data.train",
     "data.dev",
@@ -209,6 +241,7 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "preprocess.",
     "training.max_",
     "training.log_every_steps",
+    "training.compile_layers",
     "validation.every_",
     "validation.patience",
     "checkpoint.",

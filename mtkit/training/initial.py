@@ -1,4 +1,4 @@
-"""What a run begins with where it does not begin from random weights: those of another model, for fine-tuning."""
+"""What a run begins with: random weights, or those of another model, for fine-tuning."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,39 @@ from mtkit.artefacts import verify_directory
 from mtkit.checkpoint.format import ModelDescription, StoredWeights, copy_parameters, read_description, read_tensors, require_fitting_tokenizer
 from mtkit.checkpoint.layout import MODEL_NAME, TOKENIZER_NAME, find_model, read_tensor_header
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.errors import ArtefactError, ConfigError
+from mtkit.errors import ArtefactError, ConfigError, ResourceError, is_out_of_memory
 from mtkit.model.config import ONLY_IN_TRAINING
-from mtkit.training.config import TrainConfig
+from mtkit.model.transformer import Transformer
+from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.optim import optimizer_kind
 from mtkit.training.state import OPTIMIZER_NAME, TRAINED_NAME, restore_optimizer
 from mtkit.training.step import Updater
+
+
+def random_model(config: TrainConfig, tokenizer: Tokenizer, device: torch.device) -> Transformer:
+    """A model with the weights that the seed gives.
+
+    Args:
+        config: Of the run.
+        tokenizer: For which it is.
+        device: Where it goes.
+
+    Raises:
+        ConfigError: The architecture does not fit the tokenizer.
+        ResourceError: It does not fit into the memory.
+    """
+    require_tying_fits(config.model, joint=tokenizer.joint)
+    torch.manual_seed(config.seed)
+    try:
+        model = Transformer(config.model, src_vocab_size=tokenizer.src_vocab_size, tgt_vocab_size=tokenizer.tgt_vocab_size)
+        return model.to(device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"the weights of the model do not fit into the memory of {device}",
+            hint=f"Choose a smaller one, with another --preset or model.d_model, now {config.model.d_model}, ffn_dim or layers.",
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

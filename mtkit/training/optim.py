@@ -14,6 +14,9 @@ from mtkit.training.muon import Muon
 
 Optimizer = Adam | Muon
 
+MAX_R_DROP = 1e6
+"""Far above what is of use."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
@@ -53,8 +56,8 @@ class OptimConfig:
         for name in ("beta1", "beta2", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and less than 1, but is {getattr(self, name)}")
-        if not 0 <= self.r_drop < math.inf:
-            raise ConfigError(f"r_drop must be at least 0, but is {self.r_drop}")
+        if not 0 <= self.r_drop <= MAX_R_DROP:
+            raise ConfigError(f"r_drop must be at least 0 and at most {MAX_R_DROP:g}, but is {self.r_drop}")
         if self.eps <= 0:
             raise ConfigError(f"eps must be positive, but is {self.eps}")
         if self.weight_decay < 0:

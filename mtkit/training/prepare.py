@@ -19,16 +19,14 @@ from mtkit.data.pools import PoolSource, ShardPools
 from mtkit.data.preprocess import preprocess, read_held_out
 from mtkit.data.shards import ShardSet
 from mtkit.data.stream import StreamPools
-from mtkit.data.subword import SampledPools, SubwordSampler
+from mtkit.data.subword import SampledPools, SubwordSampler, require_unigram
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
 from mtkit.files import STDIO, read_json, sha256_file, write_json
-from mtkit.training.config import TrainConfig
+from mtkit.training.config import TrainConfig, require_tying_fits
 from mtkit.training.initial import InitialModel, open_initial
-from mtkit.training.run import RunDirectory
+from mtkit.training.run import SOURCE_NAME, RunDirectory, is_same_start
 from mtkit.training.validate import DevSet
-
-SOURCE_NAME = "source.json"
 
 Say = Callable[[str], None]
 
@@ -75,6 +73,8 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
     if config.data.shards is not None:
         if initial is not None:
             initial.require_tokenizer(ShardSet.open(Path(config.data.shards)).tokenizer, Path(config.data.shards))
+        if config.data.dev and _corpus(config, config.data.dev, split="validation").is_pipe:
+            raise UsageError("a dev set beside shards cannot be a pipe: it is read anew when the run goes on", hint="Write the text to a file.")
         return
     if not config.data.train:
         raise UsageError("no training data was given", hint="For example: --train train.en train.de --dev dev.en dev.de")
@@ -116,6 +116,8 @@ def prepare_data(config: TrainConfig, output: Path, *, num_workers: int, world_s
             say(_MISSING.format(" ".join(missing)))
         return
     given = _given_tokenizer(config, initial or open_initial(config), say=say)
+    if given is not None:
+        require_fitting(config, given)
     if changes:  # of an unfinished attempt
         _discard(directory)  # only now, for the tokenizer that was given may be the one in there
     try:
@@ -154,6 +156,17 @@ def open_data(config: TrainConfig, output: Path) -> RunData:
     return dataclasses.replace(data, source=SampledPools(data.source, sampler, seed=config.seed))
 
 
+def require_fitting(config: TrainConfig, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer with which the model cannot be built, or from which segmentations cannot be drawn.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    require_tying_fits(config.model, joint=tokenizer.joint)
+    if config.training.subword_alpha is not None:
+        require_unigram(tokenizer, alpha=config.training.subword_alpha)
+
+
 def pair_order(config: TrainConfig, shards: ShardSet) -> Order | None:
     """The order in which pairs are drawn from several corpora with weights, or None to take all pairs equally.
 
@@ -190,39 +203,46 @@ def shards_directory(config: TrainConfig, output: Path) -> Path:
     return output / DATA_NAME / SHARDS_NAME if config.data.shards is None else Path(config.data.shards)
 
 
-def open_shards(path: Path) -> tuple[ShardSet, DevSet]:
-    """Open shards and their dev set for training.
-
-    Args:
-        path: The shard directory.
+def stored_dev_set(shards: ShardSet) -> DevSet:
+    """The dev set that shards hold.
 
     Raises:
-        ArtefactError: They are damaged or hold no dev set.
+        ArtefactError: They are damaged or hold none.
     """
-    shards = ShardSet.open(path)
     if "dev" not in shards.held_out_names:
-        raise ArtefactError(f"{path}: holds no dev set", hint="Make the shards anew with `mtkit preprocess --dev dev.en dev.de`.")
+        raise ArtefactError(f"{shards.directory}: holds no dev set", hint="Add --dev dev.en dev.de.")
     dev = DevSet.of(zip(*shards.held_out("dev"), strict=True))
     if not dev.src_lines:
-        raise ArtefactError(f"{path}: its dev set holds no pair with text on both sides")
-    return shards, dev
+        raise ArtefactError(f"{shards.directory}: its dev set holds no pair with text on both sides")
+    return dev
 
 
 def _open_shards(config: TrainConfig, path: Path) -> RunData:
-    shards, dev = open_shards(path)
+    shards = ShardSet.open(path)
     source = ShardPools(shards, seed=config.seed, order=pair_order(config, shards))
-    return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
+    if config.data.shards is None or not config.data.dev:
+        return RunData(source=source, dev=stored_dev_set(shards), tokenizer=shards.tokenizer, fingerprint=shards.fingerprint)
+    dev = _named_dev_set(config)
+    return RunData(source=source, dev=dev, tokenizer=shards.tokenizer, fingerprint=_fingerprint_with(shards.fingerprint, dev))
+
+
+def _named_dev_set(config: TrainConfig) -> DevSet:
+    return DevSet.of(read_held_out(_corpus(config, config.data.dev, split="validation"), name="dev"))
+
+
+def _fingerprint_with(data: str, dev: DevSet) -> str:
+    """The fingerprint of training data and a dev set that does not belong to it."""
+    return hashlib.sha256(json.dumps([data, list(dev.src_lines), list(dev.tgt_lines)]).encode()).hexdigest()
 
 
 def _open_stream(config: TrainConfig, output: Path) -> RunData:
-    dev = DevSet.of(read_held_out(_corpus(config, config.data.dev, split="validation"), name="dev"))
+    dev = _named_dev_set(config)
     tokenizer = load_tokenizer(_tokenizer_place(config, output))
     # A pair that no batch can hold is dropped with the others, so that there is no pool of such pairs only.
     longest = min(config.preprocess.filters.max_length or config.batch.max_tokens, config.batch.max_tokens - 1)
     filters = dataclasses.replace(config.preprocess.filters, max_length=max(1, longest))
     source = StreamPools(_corpus(config, config.data.train, split="train"), tokenizer=tokenizer, filters=filters)
-    parts = [source.fingerprint, list(dev.src_lines), list(dev.tgt_lines)]
-    return RunData(source=source, dev=dev, tokenizer=tokenizer, fingerprint=hashlib.sha256(json.dumps(parts).encode()).hexdigest())
+    return RunData(source=source, dev=dev, tokenizer=tokenizer, fingerprint=_fingerprint_with(source.fingerprint, dev))
 
 
 def _require_streamable(config: TrainConfig, train: Corpus, *, world_size: int) -> None:
@@ -318,7 +338,8 @@ def _describe_source(config: TrainConfig, made_from: Mapping[str, Any]) -> dict[
 
 def _describe_tokenizer(config: TrainConfig, made_from: dict[str, Any]) -> dict[str, Any]:
     if config.training.init_from is not None:
-        return {"init_from": config.training.init_from}
+        is_same = "init_from" in made_from and is_same_start(made_from["init_from"], config.training.init_from)
+        return made_from if is_same else {"init_from": config.training.init_from}
     if config.data.tokenizer is not None:
         place = Path(config.data.tokenizer)
         return made_from if "fingerprint" in made_from and not place.exists() else {"fingerprint": load_tokenizer(place).fingerprint}

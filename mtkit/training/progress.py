@@ -2,12 +2,12 @@
 
 Every record has `kind` and `step`. The kinds:
 
-    start   a session of the run began: world size, device, precision, parameters, pairs, padding share
+    start   a session of the run began: world size, device, precision, parameters, pairs, padding share, warning
     train   progress since the last such record: epoch, loss (smoothed, per target token), ppl (of the plain one), lr, gradient_norm,
             tgt_tokens_per_s (real target tokens), data_wait_share, tgt_tokens, skipped, elapsed_s, and how much of it went
             into checkpoints: saving_s
     valid   results on the dev set: loss, ppl, and bleu, chrf where it was translated; is_best
-    end     why the run ended
+    end     why the run ended; best_step, that of the best validation
     unvalidated     a validation failed, and the run went on: reason, traceback
 
 Other tools may rely on these names. A record is on disk before training goes on; a run that resumes first removes records after its checkpoint.

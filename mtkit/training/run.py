@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtkit import config as codec
-from mtkit.artefacts import require_replaceable
-from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, FINAL_MODEL_NAME, METRICS_NAME
+from mtkit.artefacts import MANIFEST_NAME, require_replaceable
+from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, FINAL_MODEL_NAME, METRICS_NAME, SHARDS_NAME, TOKENIZER_NAME
 from mtkit.checkpoint.manager import clean_up
-from mtkit.errors import ConfigError, MTKitError, UsageError
+from mtkit.errors import ArtefactError, ConfigError, MTKitError, UsageError
 from mtkit.files import explain_write_errors, make_directory, read_json, write_json
 from mtkit.training.config import TrainConfig, refused_changes
+
+SOURCE_NAME = "source.json"
+"""In `data/`: what the tokenizer and the shards beside it were made of."""
+
+_TABLES = ("data", "model", "training")
+"""What the config of every run has."""
 
 _UNFINISHED = re.compile(r"\.(config\.json|metrics\.jsonl|diverged\.json|model|source\.json|tokenizer|shards)\.tmp-\d+-[0-9a-f]{8}")
 
@@ -114,21 +120,49 @@ class RunDirectory:
                     path.unlink(missing_ok=True)
 
     def require_fitting(self, config: TrainConfig) -> None:
-        """Refuse before any work what does not fit the run: another config than that with which it began, or what its model cannot replace.
+        """Refuse before any work what does not fit the run: another config than that with which it began, or files that it has not made.
 
         Raises:
             ConfigError: The config differs in something with which the same run cannot go on; the message lists the differences.
-            ArtefactError: Something else than a model is where the model will be.
+            ArtefactError: Something is in the way that no run has made, or the model of a run that cannot go on.
         """
         require_replaceable(self.model, kind="model")
-        if self._config.exists() and self.has_checkpoints():
-            old: dict[str, Any] = read_json(self._config)
+        old = read_json(self._config) if self._config.exists() else None
+        self._require_own_files(old, makes_data=config.data.shards is None and not config.data.stream)
+        if self._is_over():
+            raise ArtefactError(
+                f"{self.model}: is the model of a run whose checkpoints are gone, so that it cannot go on",
+                hint="To train anew, choose another --output, or move the model away. To go on from its weights, name it with --init-from.",
+            )
+        if old is not None and self.has_checkpoints():
+            if is_same_start(old["training"].get("init_from"), config.training.init_from):
+                old["training"]["init_from"] = config.training.init_from
             changes = refused_changes(old, config)
             if changes:
                 raise ConfigError(
                     f"{self.path}: holds a run with another config: " + "; ".join(changes),
                     hint="Give the old values to go on with it, or choose another --output for a new run.",
                 )
+
+    def _require_own_files(self, config: Any, *, makes_data: bool) -> None:
+        """Refuse what a run would take for its own, or replace, and what is of something else: as in the directory of a project."""
+        foreign = []
+        if config is not None and not (isinstance(config, dict) and set(_TABLES) <= config.keys()):
+            foreign.append(self._config)
+        if config is None and not self.has_checkpoints():
+            foreign += [self.metrics] if self.metrics.exists() else []
+        data = self.path / DATA_NAME
+        if makes_data and not (data / SOURCE_NAME).exists():
+            foreign += [path for path in (data / TOKENIZER_NAME, data / SHARDS_NAME) if path.exists()]
+        if foreign:
+            raise ArtefactError(
+                f"{foreign[0]}: is in the way: a run has a file or directory of this name, and none has made this one",
+                hint="Choose an --output of its own for each run, such as --output runs/NAME.",
+            )
+
+    def _is_over(self) -> bool:
+        """Whether a run has handed over its model here and cannot go on."""
+        return (self.model / MANIFEST_NAME).exists() and not self.has_checkpoints()
 
     def save_config(self, config: TrainConfig) -> None:
         """Save the config with which training begins or goes on."""
@@ -140,12 +174,19 @@ class RunDirectory:
         Raises:
             UsageError: It has.
         """
-        if self.has_checkpoints():
+        if self.has_checkpoints() or self._is_over():
             raise UsageError(f"{self.path}: holds a run already", hint="Leave out --no-resume to go on with it, or choose another --output.")
 
     def has_checkpoints(self) -> bool:
         """Whether a run has begun here."""
         return self.checkpoints.is_dir() and any(path.name.startswith("step-") for path in self.checkpoints.iterdir())
+
+
+def is_same_start(before: str | None, now: str | None) -> bool:
+    """Whether a run that goes on names the model with which it began by another spelling, or one that is gone, which it does not need any more."""
+    if before is None or now is None:
+        return before == now
+    return not Path(now).exists() or Path(before).resolve() == Path(now).resolve()
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:

@@ -79,6 +79,7 @@ class RunStore:
         restore_optimizer(updater.optimizer, updater.parameter_names, path / OPTIMIZER_NAME)
         state = read_state(path)
         updater.scaler.restore(state.scaler)
+        updater.num_updates = state.step
         return state
 
     def save(self, state: TrainState, updater: Updater, *, world_size: int) -> None:

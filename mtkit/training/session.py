@@ -84,6 +84,7 @@ def open_session(
         if initial is not None:
             initial.require_tokenizer(data.tokenizer, shards_directory(config, output))
             initial.load_into(trainer.updater, keep_optimizer=config.training.keep_optimizer)
+            trainer.state.is_validation_due = True  # what it begins with is what it has to beat
         if world.is_main:
             warnings += dev_set_warnings(data.dev, data.tokenizer)
             if config.validation.translate:

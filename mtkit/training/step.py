@@ -173,6 +173,7 @@ class Updater:
         self.parameter_names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.optimizer = build_optimizer(self.parameter_names, config)
         self.ema = None if ema_decay is None else {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self.num_updates = 0
         self._ema_decay = ema_decay
         self._config = config
         self._precision = precision
@@ -228,6 +229,7 @@ class Updater:
         if results[3]:
             raise _out_of_memory(is_short)
         if is_applied:
+            self.num_updates += 1
             self._update_ema()
         self.scaler.update(is_finite=bool(is_applied))
         return UpdateResult(
@@ -304,8 +306,11 @@ class Updater:
 
     @torch.no_grad()
     def _update_ema(self) -> None:
-        if self.ema is not None:
-            torch._foreach_lerp_(list(self.ema.values()), list(self.parameter_names), 1.0 - (self._ema_decay or 0.0))
+        """Average in the new weights. The decay grows with the number of updates t, as (1 + t) / (10 + t), up to that of the config, so that the
+        weights of the beginning are soon forgotten."""
+        if self.ema is not None and self._ema_decay is not None:
+            decay = min(self._ema_decay, (1 + self.num_updates) / (10 + self.num_updates))
+            torch._foreach_lerp_(list(self.ema.values()), list(self.parameter_names), 1.0 - decay)
 
     @contextlib.contextmanager
     def weights_for_use(self) -> Iterator[Transformer]:

@@ -20,9 +20,9 @@ from mtkit.distributed import World, all_reduce_sums
 from mtkit.errors import ArtefactError, DataError, DivergedError, MTKitError, ResourceError, StoppedError, is_out_of_memory
 from mtkit.files import write_json
 from mtkit.model.device import Precision
-from mtkit.model.transformer import Transformer
-from mtkit.training.config import TrainConfig, require_tying_fits
+from mtkit.training.config import TrainConfig, schedule_warning
 from mtkit.training.feed import Feed, PlacedBatch, PlannedPool, choose_budget
+from mtkit.training.initial import random_model
 from mtkit.training.micro import can_pack
 from mtkit.training.optim import learning_rate
 from mtkit.training.prepare import RunData
@@ -80,13 +80,10 @@ class Trainer:
         self.state = TrainState()
         self.place = place
         self.store = RunStore(config, data=data, run=run)
-        require_tying_fits(config.model, joint=data.tokenizer.joint)
         faults.reach("init")
-        torch.manual_seed(config.seed)
-        model = Transformer(config.model, src_vocab_size=data.tokenizer.src_vocab_size, tgt_vocab_size=data.tokenizer.tgt_vocab_size)
         self._is_packed = can_pack(config.model, place.device, place.precision)
         self.updater = Updater(
-            model.to(place.device),
+            random_model(config, data.tokenizer, place.device),
             config.optim,
             precision=place.precision,
             device=place.device,
@@ -360,7 +357,8 @@ class Trainer:
         if self.place.world.is_main:
             for line in self.store.hand_over():
                 yield {"kind": "damaged", "step": self.state.step, "reason": line}
-        yield self._record({"kind": "end", "step": self.state.step, "reason": reason, "elapsed_s": round(self._elapsed(), 1)})
+        end = {"reason": reason, "best_step": self.state.best_step, "elapsed_s": round(self._elapsed(), 1)}
+        yield self._record({"kind": "end", "step": self.state.step, **end})
 
     # --- small parts --------------------------------------------------------------------------------------------------------------------
 
@@ -431,6 +429,7 @@ class Trainer:
 
     def _facts(self, planned: PlannedPool) -> dict[str, Any]:
         """What the run has to do. Padding and correlation are those of the first pool of this session, and the numbers per epoch go by it."""
+        updates_per_epoch = self.feed.updates_per_epoch(planned)
         return {
             "device": str(self.place.device),
             "precision": self.place.precision.name,
@@ -439,9 +438,10 @@ class Trainer:
             "pairs": self.data.source.num_pairs,
             "length_correlation": planned.pool.length_correlation(),
             "pairs_skipped": self.feed.skipped_per_epoch(planned),
-            "updates_per_epoch": self.feed.updates_per_epoch(planned),
+            "updates_per_epoch": updates_per_epoch,
             "micro_batches_per_update": self.feed.budget.micro_per_update,
             "padding_share": planned.plan.padding_share,
+            "warning": schedule_warning(self.config, updates_per_epoch=updates_per_epoch),
         }
 
     def _record(self, record: Record) -> Record:

@@ -74,6 +74,12 @@ def test_select_last(count: int, expected: list[int]) -> None:
     assert [checkpoint.step for checkpoint in select_last(CHECKPOINTS, count)] == expected
 
 
+def test_the_last_ones_are_evenly_spaced_if_they_suffice() -> None:
+    candidates = [stored(step) for step in (41, 40, 33, 30, 20, 10)]
+    for count, expected in ((3, [20, 30, 40]), (4, [10, 20, 30, 40]), (5, [20, 30, 33, 40, 41])):
+        assert [checkpoint.step for checkpoint in select_last(candidates, count, every_steps=10)] == expected
+
+
 @pytest.mark.parametrize(("count", "metric", "expected"), [(1, "bleu", [2]), (2, "bleu", [1, 2]), (1, "loss", [2]), (2, "loss", [3, 2])])
 def test_select_best(count: int, metric: str, expected: list[int]) -> None:
     assert [checkpoint.step for checkpoint in select_best(CHECKPOINTS, count, metric=metric)] == expected

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.artefacts import MANIFEST_NAME
-from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, Metric, clean_up
+from mtkit.checkpoint.manager import STATE_NAME, CheckpointConfig, CheckpointManager, Metric, StoredCheckpoint, clean_up, evenly_spaced
 from mtkit.errors import ArtefactError, ConfigError
 from tests.helpers import REPOSITORY
 
@@ -364,3 +364,32 @@ def test_a_checkpoint_without_a_manifest_is_told_and_not_lost(tmp_path: Path) ->
         (path / MANIFEST_NAME).unlink()
     with pytest.raises(ArtefactError, match="every checkpoint is damaged"):
         keeper.latest()
+
+
+def stored(*steps: int) -> list[StoredCheckpoint]:
+    return [StoredCheckpoint(path=Path(f"step-{step:07d}"), step=step, scores={}) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every_steps", "expected"),
+    [
+        ((10, 20, 30, 40, 41), 10, [10, 20, 30, 40]),  # stopped just behind one
+        ((10, 20, 30, 36), 10, [10, 20, 30, 36]),  # the end of a run
+        ((20, 31, 40, 52, 60), 20, [20, 40, 60]),  # by the time too
+        ((3, 7), 10, [7]),
+        ((3, 7, 41), None, [3, 7, 41]),
+        ((), 10, []),
+    ],
+)
+def test_checkpoints_that_are_evenly_spaced(steps: tuple[int, ...], every_steps: int | None, expected: list[int]) -> None:
+    assert [checkpoint.step for checkpoint in evenly_spaced(stored(*steps), every_steps)] == expected
+
+
+def test_what_the_time_has_saved_does_not_crowd_out_what_can_be_averaged(tmp_path: Path) -> None:
+    keeper = CheckpointManager(tmp_path, config=CheckpointConfig(every_steps=10, keep_last=3, keep_best=0), metric="loss")
+    seen = []
+    for step in (4, 8, 10, 14, 18, 20, 24, 28, 30, 34, 38, 40, 42):
+        add(keeper, step)
+        seen.append(steps(keeper))
+    assert seen[4] == [10, 14, 18], "as many as were asked for, whatever they are"
+    assert seen[-2:] == [[20, 30, 40], [20, 30, 40, 42]], "and the newest of all besides"

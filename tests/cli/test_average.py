@@ -1,3 +1,4 @@
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -101,3 +102,17 @@ def test_a_model_that_is_there_is_not_overwritten(toy_run: Path, tmp_path: Path)
     assert "exists already" in average(toy_run, "--last", 2, "--output", tmp_path / "model", exit_code=1).stderr
     assert "exists already" in average(tmp_path / "none", "--output", tmp_path / "model", exit_code=1).stderr  # known before the work
     assert is_mean_of(tmp_path / "model", toy_run, [12])
+
+
+def test_what_a_stop_has_saved_is_not_averaged(toy_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(toy_run, tmp_path / "run"))
+    every = json.loads((run / "config.json").read_text())["checkpoint"]["every_steps"]
+    newest = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").iterdir())
+    shutil.copytree(run / "checkpoints" / f"step-{newest:07d}", run / "checkpoints" / f"step-{newest + 1:07d}")
+    assert newest % every == 0
+    assert every > 2
+    average(run, "--last", "2", "--output", tmp_path / "average")
+    assert load_model(tmp_path / "average").description.provenance["averaged"] == [newest - every, newest]
+    (run / "config.json").unlink()
+    average(run, "--last", "2", "--output", tmp_path / "all")
+    assert len(load_model(tmp_path / "all").description.provenance["averaged"]) == 2

@@ -23,6 +23,7 @@ START = {
     "updates_per_epoch": 106,
     "micro_batches_per_update": 1,
     "padding_share": 0.0514,
+    "warning": None,
 }
 TRAIN = {
     "kind": "train",
@@ -67,7 +68,12 @@ def test_seconds(seconds: float, text: str) -> None:
             {"kind": "damaged", "step": 9, "reason": "c/model.safetensors: is damaged"},
             "warning: the model is made of the next best checkpoint, for a better one is damaged: c/model.safetensors: is damaged",
         ),
-        ({"kind": "end", "step": 9, "reason": "why"}, "step 9  finished: why"),
+        ({"kind": "end", "step": 9, "reason": "why", "best_step": None}, "step 9  finished: why"),
+        ({"kind": "end", "step": 0, "reason": "why", "best_step": 0}, "step 0  finished: why"),
+        (
+            {"kind": "end", "step": 9, "reason": "why", "best_step": 0},
+            "step 9  finished: why; no validation was better than that of the model it began with, which is handed over",
+        ),
         ({"kind": "end", "step": 9, "reason": "why", "resumed": True}, "nothing to do: the run is finished at step 9 (why)"),
     ],
 )
@@ -111,6 +117,12 @@ def test_a_run_that_cannot_use_many_pairs_says_so(capsys: pytest.CaptureFixture[
         assert "warning" not in capsys.readouterr().err
         shown.show(START | {"pairs_skipped": 291})
         assert "warning: 291 of 29,000 pairs are longer than batch.max_tokens" in capsys.readouterr().err
+
+
+def test_a_learning_rate_that_misses_its_end_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_display(quiet=False, max_steps=5) as shown:
+        shown.show(START | {"warning": "the learning rate never reaches its peak"})
+    assert "warning: the learning rate never reaches its peak" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quiet", [False, True])

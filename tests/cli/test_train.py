@@ -108,7 +108,7 @@ def test_a_printed_config_is_a_config_file(tmp_path: Path) -> None:
         (["--set", "seed"], "'seed' is not of the form key=value"),
         (["--preset", "tinny"], "there is no preset 'tinny'\nPresets: tiny, small, base, big, deep"),
         (["--config", "nowhere.toml"], "nowhere.toml: cannot be read"),
-        (["--shards", "s", "--train", "a.en", "a.de"], "data.shards (command line) and train or dev exclude each other"),
+        (["--shards", "s", "--train", "a.en", "a.de"], "data.shards (command line) and train exclude each other"),
         (["--set", "tokenizer.joint=false"], "model.tie_embeddings = three-way needs one vocabulary"),
         ([], "no output directory was given\nAdd --output runs/NAME"),
         (["--output", "OUT"], "no training data was given"),
@@ -342,3 +342,15 @@ def test_two_processes_begin_with_one_model(toy_run: Path, train_words: list[str
     tensors, old = (parameters_by_name(load_model(path).model) for path in (tuned, toy_run))
     for name, tensor in old.items():
         torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_settings_of_steps_that_are_done_are_told_to_have_no_effect(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+    shards = toy_run / "data" / "shards"
+    idle = ["--set", "tokenizer.vocab_size=9999", "--set", "preprocess.filters.max_length=3"]
+    words = ["train", "--shards", shards, "--config", toy_text / "toy.toml", "--device", "cpu", "--dry-run"]  # with settings of all steps
+    result = mtkit(*words, *idle, "--output", tmp_path / "a")
+    assert f"tokenizer.vocab_size has no effect: {shards} is encoded already" in result.stderr
+    assert f"preprocess.filters.max_length has no effect: {shards} is encoded already" in result.stderr
+    assert result.stderr.count("has no effect") == 2
+    again = mtkit("train", "--shards", shards, "--shards", tmp_path, "--output", tmp_path / "b", exit_code=2)
+    assert "--shards was given 2 times" in again.stderr

@@ -11,7 +11,7 @@ from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.shards import ShardSet
 from mtkit.data.token_file import HEADER_SIZE, TokenFile
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.errors import ArtefactError
+from mtkit.errors import ArtefactError, ResourceError
 
 NUM_PAIRS = 25
 
@@ -184,3 +184,18 @@ def test_damage_to_a_pair_of_a_large_set_is_found_when_it_is_read(directory: Pat
 def test_the_longest_pair(directory: Path) -> None:
     shards = ShardSet.open(directory)
     assert shards.max_lengths() == (shards.src_lengths.max(), shards.tgt_lengths.max())
+
+
+def test_as_many_files_may_be_open_as_there_are_shards(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, asked = [300, 400], []
+    monkeypatch.setattr("mtkit.data.shards.resource.getrlimit", lambda _which: tuple(limits))
+    monkeypatch.setattr("mtkit.data.shards.resource.setrlimit", lambda _which, values: asked.append(values))
+    ShardSet.open(directory)
+    assert asked == []
+    limits[0] = 261
+    ShardSet.open(directory)
+    assert asked == [(262, 400)]
+    limits[1] = 261
+    with pytest.raises(ResourceError, match="6 files have to be open at once, but a process may have 261") as error:
+        ShardSet.open(directory)
+    assert "ulimit -n" in (error.value.hint or "")

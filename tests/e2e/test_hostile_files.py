@@ -213,7 +213,7 @@ def test_the_state_of_a_run_with_changes(pipeline: Pipeline, tmp_path: Path, cha
 def test_a_config_with_changed_bytes(tmp_path: Path, change: Change) -> None:
     text = codec.dump_toml(codec.from_dict(TrainConfig, {"data": {"shards": "x"}})).encode()
     (tmp_path / "config.toml").write_bytes(change(text))
-    read_or_refuse(lambda: codec.from_dict(TrainConfig, codec.read_toml(tmp_path / "config.toml")))
+    read_or_refuse(lambda: codec.from_dict(TrainConfig, codec.read_config(tmp_path / "config.toml")))
 
 
 def read_or_refuse(read: Callable[[], object]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.config import read_toml
+from mtkit.config import read_config
 from tests.helpers import REPOSITORY, shared_data
 
 RECIPE = REPOSITORY / "recipes" / "multi30k"
@@ -131,7 +131,7 @@ def test_sums_are_those_of_the_data() -> None:
 def test_config_serves_all_commands() -> None:
     # `mtkit tokenizer train` and `mtkit preprocess` read their table of the same file.
     for name in ("config.toml", "config-lc.toml"):
-        assert {"tokenizer", "preprocess"} <= set(read_toml(RECIPE / name))
+        assert {"tokenizer", "preprocess"} <= set(read_config(RECIPE / name))
 
 
 # --- the table ------------------------------------------------------------------------------------------------------------------------

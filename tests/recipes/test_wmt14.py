@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.cli.train import resolve_config
-from mtkit.config import read_toml
+from mtkit.config import read_config
 from mtkit.data.batching import derive_budget
 from tests.helpers import REPOSITORY
 
@@ -98,7 +98,7 @@ def test_the_checkpoints_to_average_are_kept_and_evenly_spaced(model: str, last:
 
 
 def test_data_config_serves_tokenizer_and_preprocess() -> None:
-    assert set(read_toml(RECIPE / "config-data.toml")) == {"tokenizer", "preprocess"}
+    assert set(read_config(RECIPE / "config-data.toml")) == {"tokenizer", "preprocess"}
 
 
 # --- the Makefile ---------------------------------------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from mtkit import config as codec
 from mtkit.errors import ConfigError
 from mtkit.model.config import MODEL_PRESETS
-from mtkit.training.config import PRESETS, TrainConfig, preset, refused_changes
+from mtkit.training.config import PRESETS, TrainConfig, preset, refused_changes, schedule_warning
 
 
 def build(*overrides: str) -> TrainConfig:
@@ -45,7 +46,7 @@ def test_a_saved_config_gives_the_same_config_back() -> None:
         (["data.weights=[1, 0.0]"], "data.weights (test) must all be above 0, but are [1.0, 0.0]"),
         (["data.temperature=0.5"], "data.temperature (test) must be at least 1, but is 0.5"),
         (["data.weights=[1]", "data.temperature=2"], "data.weights (test) and temperature exclude each other"),
-        (["data.shards=s", "data.dev=['d.en', 'd.de']"], "data.shards (test) and train or dev exclude each other"),
+        (["data.shards=s", "data.train=['d.en', 'd.de']"], "data.shards (test) and train exclude each other"),
         (["data.shards=s", "data.stream=true"], "data.shards (test) and stream or tokenizer exclude each other"),
         (["data.shards=s", "data.tokenizer=t"], "data.shards (test) and stream or tokenizer exclude each other"),
         (["data.stream=true", "data.weights=[1, 2]"], "data.stream (test) excludes weights and temperature"),
@@ -86,6 +87,7 @@ def test_what_is_refused(overrides: list[str], message: str) -> None:
         ["validation.translate=false", "validation.metric=loss"],
         ["training.max_steps=none", "training.max_minutes=0.1"],
         ["tokenizer.joint=false", "model.tie_embeddings=decoder"],
+        ["data.shards=somewhere", "data.dev=['d.en', 'd.de']"],
         ["tokenizer.joint=false", "data.shards=somewhere"],  # the tokenizer is that of the shards
         ["tokenizer.joint=false", "data.tokenizer=somewhere"],
         ["tokenizer.joint=false", "training.init_from=somewhere"],  # the tokenizer is that of the model
@@ -186,3 +188,24 @@ def test_a_language_may_change_where_bleu_stays_the_same(old: str, new: str, ref
 
 def test_what_has_nothing_to_do_with_the_schedule_may_change() -> None:
     assert changes("training.max_skipped_in_row=7", base=("optim.schedule=linear",)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "updates_per_epoch", "message"),
+    [
+        (["training.max_steps=3999"], None, "training.max_steps = 3999 ends the run after about 3999 updates, within the warm-up"),
+        (["training.max_steps=4000"], None, None),
+        (["training.max_epochs=10"], 399, "training.max_epochs = 10 ends the run after about 3990 updates, within the warm-up"),
+        (["training.max_epochs=10"], None, None),
+        (["training.max_tokens=25000"], None, "training.max_tokens = 25000 ends the run after about 1 updates, within the warm-up"),
+        (["training.max_steps=none", "training.max_minutes=1"], 10, None),
+        (["optim.schedule=linear", "training.max_epochs=10"], 8999, "training.max_steps = 100000, so that it ends high. .* to about 89990"),
+        (["optim.schedule=linear", "training.max_epochs=10"], 9000, None),
+        (["optim.schedule=inverse-sqrt", "training.max_epochs=10"], 8999, None),
+        (["optim.schedule=cosine", "training.max_tokens=1000000000"], None, "about 40000 updates, but the learning rate falls to 0"),
+    ],
+)
+def test_a_learning_rate_that_misses_its_peak_or_its_end(overrides: list[str], updates_per_epoch: int | None, message: str | None) -> None:
+    found = schedule_warning(build(*overrides), updates_per_epoch=updates_per_epoch)
+    assert (found is None) == (message is None)
+    assert re.search(message or "", found or "")

@@ -15,6 +15,7 @@ from mtkit.errors import ArtefactError, ConfigError
 from mtkit.training.config import TrainConfig
 from mtkit.training.initial import open_initial
 from mtkit.training.prepare import prepare_data, shards_directory
+from mtkit.training.progress import read_metrics
 from mtkit.training.session import open_session
 from mtkit.training.signals import StopRequest
 from mtkit.training.state import optimizer_tensors
@@ -187,3 +188,25 @@ def test_an_optimizer_that_is_kept_goes_on_from_the_weights_that_it_has_made(bas
     assert_equal(weights_of(trainer), read_tensors(checkpoint / "trained.safetensors"))
     assert trainer.updater.ema is not None
     assert_equal(dict(trainer.updater.ema), read_tensors(checkpoint / "model.safetensors"))
+
+
+def test_the_model_that_a_run_begins_with_is_what_it_has_to_beat(base: Path, shards: codec.Tree, tmp_path: Path) -> None:
+    worse = config(shards, f"training.init_from={base}", "optim.lr=3", "optim.warmup_steps=0", "checkpoint.keep_last=1", "validation.every_steps=2")
+    opened(worse, tmp_path / "worse", train=True)
+    records = read_metrics(tmp_path / "worse" / "metrics.jsonl")
+    found = [(record["step"], record["is_best"]) for record in records if record["kind"] == "valid"]
+    assert found == [(0, True), (2, False), (4, False)]
+    assert records[-1]["best_step"] == 0
+    assert_equal(read_tensors(tmp_path / "worse" / "model" / "model.safetensors"), read_tensors(base / "model" / "model.safetensors"))
+    opened(config(shards, f"training.init_from={base}", "training.max_steps=8"), tmp_path / "better", train=True)
+    assert [record["best_step"] for record in read_metrics(tmp_path / "better" / "metrics.jsonl") if record["kind"] == "end"] == [8]
+
+
+def test_a_model_that_has_moved_is_not_needed_to_go_on(base: Path, toy_text: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(base / "model", tmp_path / "model")
+    text = toy_data(toy_text)
+    opened(config(text, f"training.init_from={model}"), tmp_path / "run", train=True)
+    model.rename(tmp_path / "moved")
+    for place in (tmp_path / "elsewhere", tmp_path / "run" / ".." / "model"):
+        trainer, _ = opened(config(text, f"training.init_from={place}"), tmp_path / "run")
+        assert trainer.state.step == 4

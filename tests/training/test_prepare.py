@@ -12,11 +12,11 @@ from mtkit.artefacts import MANIFEST_NAME
 from mtkit.data.corpus import parse_corpus
 from mtkit.data.preprocess import PreprocessConfig, preprocess
 from mtkit.data.shards import ShardSet
-from mtkit.data.tokenizer import Tokenizer
+from mtkit.data.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from mtkit.errors import ArtefactError, ConfigError, DataError, UsageError
 from mtkit.training import prepare
 from mtkit.training.config import TrainConfig
-from mtkit.training.prepare import open_data, open_shards, pair_order, prepare_data, shards_directory
+from mtkit.training.prepare import open_data, pair_order, prepare_data, shards_directory, stored_dev_set
 from tests.training.toy import TOY, toy_data
 
 
@@ -50,7 +50,8 @@ def test_text_becomes_a_tokenizer_and_shards(text: Path, tmp_path: Path) -> None
     said = make(text, tmp_path / "run")
     assert said[0] == "training a tokenizer of 44 pieces"
     assert "120" in said[-1]
-    shards, dev = open_shards(tmp_path / "run" / "data" / "shards")
+    shards = ShardSet.open(tmp_path / "run" / "data" / "shards")
+    dev = stored_dev_set(shards)
     assert shards.num_pairs == 120
     assert shards.tokenizer.src_vocab_size == 44
     assert shards.tokenizer.fingerprint == Tokenizer.load(tmp_path / "run" / "data" / "tokenizer").fingerprint
@@ -171,10 +172,10 @@ def shard_set(text: Path, output: Path, *, dev: bool = True) -> Path:
 def test_shards_without_a_usable_dev_set_are_refused(text: Path, tmp_path: Path) -> None:
     make(text, tmp_path / "run")
     with pytest.raises(ArtefactError, match="holds no dev set"):
-        open_shards(shard_set(text, tmp_path / "without", dev=False))
+        stored_dev_set(ShardSet.open(shard_set(text, tmp_path / "without", dev=False)))
     (text / "dev.en").write_text("one\n \n\n")
     (text / "dev.de").write_text("eins\nzwei\n\n")
-    _, dev = open_shards(shard_set(text, tmp_path / "blank"))
+    dev = stored_dev_set(ShardSet.open(shard_set(text, tmp_path / "blank")))
     assert (list(dev.src_lines), list(dev.tgt_lines)) == (["one"], ["eins"]), "a blank side takes the other one with it"
 
 
@@ -200,7 +201,7 @@ def two_corpora(text: Path) -> str:
 def test_corpora_are_drawn_by_their_weights(text: Path, tmp_path: Path, override: str, shares: tuple[float, ...]) -> None:
     key = two_corpora(text)
     make(text, tmp_path / "run", key, override)
-    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    shards = ShardSet.open(tmp_path / "run" / "data" / "shards")
     assert shards.corpora == (120, 30)
     assert pair_order(config(text, key), shards) is None
     order = pair_order(config(text, key, override), shards)
@@ -216,7 +217,7 @@ def test_weights_that_do_not_fit_are_refused(text: Path, tmp_path: Path) -> None
         make(text, tmp_path / "run", key, "data.weights=[1, 2, 3]")
     assert not (tmp_path / "run" / "data").exists()
     make(text, tmp_path / "run", key)
-    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    shards = ShardSet.open(tmp_path / "run" / "data" / "shards")
     with pytest.raises(ConfigError, match=r"data\.weights has 1 numbers, but .*shards is made of 2 corpora"):
         pair_order(config(text, key, "data.weights=[1]"), shards)
     with pytest.raises(ConfigError, match=r"too little would be drawn from corpus 1 of 2: .* 0\.15 pairs in a pool"):
@@ -227,7 +228,7 @@ def test_a_corpus_of_which_nothing_is_left_is_refused(text: Path, tmp_path: Path
     key = two_corpora(text)
     (text / "more.en").write_text("\n" * 30)
     make(text, tmp_path / "run", key)
-    shards, _dev = open_shards(tmp_path / "run" / "data" / "shards")
+    shards = ShardSet.open(tmp_path / "run" / "data" / "shards")
     assert shards.corpora == (120, 0)
     with pytest.raises(ConfigError, match="nothing is left of corpus 2 of 2"):
         pair_order(config(text, key, "data.weights=[1, 1]"), shards)
@@ -248,7 +249,7 @@ def test_a_tokenizer_that_is_named_is_used(text: Path, tmp_path: Path) -> None:
         option = f"data.tokenizer={tmp_path / 'first' / 'data' / place}"
         said = make(text, tmp_path / f"run{number}", option)
         assert not any(line.startswith("training a tokenizer") for line in said)
-        shards, _dev = open_shards(tmp_path / f"run{number}" / "data" / "shards")
+        shards = ShardSet.open(tmp_path / f"run{number}" / "data" / "shards")
         assert shards.tokenizer.src_vocab_size == 43
         assert make(text, tmp_path / f"run{number}", option) == []
     make(text, tmp_path / "other", "tokenizer.vocab_size=42")
@@ -389,7 +390,7 @@ def test_a_tokenizer_is_not_needed_twice_for_a_pipe(text: Path, tmp_path: Path, 
     writer.start()
     make(text, tmp_path / "run", f"data.train=['{text / 'pipe.tsv'}']", f"data.tokenizer={toy_shards}")
     writer.join()
-    assert open_shards(tmp_path / "run" / "data" / "shards")[0].num_pairs == 120
+    assert ShardSet.open(tmp_path / "run" / "data" / "shards").num_pairs == 120
 
 
 def test_a_dev_set_without_text_is_refused_before_any_work(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,4 +409,39 @@ def test_a_tokenizer_of_an_unfinished_attempt_can_be_named_as_the_one_to_take(te
     place = tmp_path / "run" / "data" / "tokenizer"
     learnt = Tokenizer.load(place).fingerprint
     make(text, tmp_path / "run", f"data.tokenizer={place}")
-    assert open_shards(tmp_path / "run" / "data" / "shards")[0].tokenizer.fingerprint == Tokenizer.load(place).fingerprint == learnt
+    assert ShardSet.open(tmp_path / "run" / "data" / "shards").tokenizer.fingerprint == Tokenizer.load(place).fingerprint == learnt
+
+
+def test_a_dev_set_that_is_named_stands_for_that_of_the_shards(text: Path, tmp_path: Path) -> None:
+    make(text, tmp_path / "run")
+    (text / "new.en").write_text("one two\n\nthree\n")
+    (text / "new.de").write_text("zwei eins\nnull\ndrei\n")
+    named = {"dev": [str(text / "new.en"), str(text / "new.de")]}
+    found = {}
+    for name, data in (
+        ("stored", {"shards": str(tmp_path / "run" / "data" / "shards")}),
+        ("named", {"shards": str(tmp_path / "run" / "data" / "shards"), **named}),
+        ("without", {"shards": str(shard_set(text, tmp_path / "without", dev=False)), **named}),
+    ):
+        one = codec.resolve(TrainConfig, [codec.Layer(name="toy", data={**TOY, "data": data})]).config
+        prepare_data(one, tmp_path / "other", num_workers=1, say=lambda _line: None)
+        found[name] = open_data(one, tmp_path / "other")
+    assert len(found["stored"].dev.src_lines) == 15
+    for name in ("named", "without"):
+        assert list(zip(found[name].dev.src_lines, found[name].dev.tgt_lines, strict=True)) == [("one two", "zwei eins"), ("three", "drei")]
+    assert found["stored"].fingerprint != found["named"].fingerprint, "another dev set, other results: not the same run"
+    pipe = {"shards": str(tmp_path / "without"), "dev": ["-"]}
+    with pytest.raises(UsageError, match="a dev set beside shards cannot be a pipe"):
+        prepare_data(codec.resolve(TrainConfig, [codec.Layer(name="toy", data={**TOY, "data": pipe})]).config, tmp_path, num_workers=1, say=print)
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused_before_the_text_is_encoded(text: Path, tmp_path: Path) -> None:
+    pairs = list(parse_corpus([str(text / "train.en"), str(text / "train.de")]).pairs())
+    for name, settings, override, message in (
+        ("separate", {"joint": False, "vocab_size": 30}, "seed=1", "three-way needs one vocabulary"),
+        ("bpe", {"type": "bpe", "vocab_size": 44}, "training.subword_alpha=0.1", "needs a unigram tokenizer, but this one is of type bpe"),
+    ):
+        train_tokenizer(pairs, TokenizerConfig(byte_fallback=False, **settings)).save(tmp_path / name)
+        with pytest.raises(ConfigError, match=message):
+            make(text, tmp_path / "run", f"data.tokenizer={tmp_path / name}", override)
+        assert not (tmp_path / "run" / "data" / "shards").exists()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mtkit import config as codec
-from mtkit.errors import ConfigError, MTKitError
+from mtkit.artefacts import atomic_directory
+from mtkit.errors import ArtefactError, ConfigError, MTKitError, UsageError
 from mtkit.training.config import TrainConfig
 from mtkit.training.run import RunDirectory
 
@@ -176,3 +177,69 @@ def test_half_written_data_of_a_killed_process_is_removed(tmp_path: Path) -> Non
     (tmp_path / "data" / "tokenizer").mkdir()
     with RunDirectory(path=tmp_path).lock():
         assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [".shards.tmp-mine", "tokenizer"]
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"name": "my-project"}'),
+        ("config.json", "[]"),
+        ("config.json", '{"model": {}, "src_vocab_size": 8, "tokenizer": "0123"}'),  # of a model
+        ("metrics.jsonl", "{}"),
+        ("data/tokenizer/tokenizer.model", "x"),
+        ("data/shards/shards.json", "{}"),
+    ],
+)
+def test_what_no_run_has_made_is_not_taken_for_its_own(tmp_path: Path, name: str, text: str) -> None:
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    with pytest.raises(ArtefactError, match="is in the way: a run has a file or directory of this name") as error:
+        RunDirectory(path=tmp_path).require_fitting(config())
+    assert str(tmp_path / name).startswith(error.value.message.partition(":")[0])
+    assert files_below(tmp_path) == {name: text.encode()}
+
+
+def test_what_a_run_does_not_use_may_lie_beside_it(tmp_path: Path) -> None:
+    for name in ("train.log", "data/corpus.en", "slurm-1.out", "data/shards.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    RunDirectory(path=tmp_path).require_fitting(config())
+    (tmp_path / "data" / "shards").mkdir()
+    RunDirectory(path=tmp_path).require_fitting(config(data={"shards": "somewhere"}))  # it makes none then
+    (tmp_path / "data" / "source.json").write_text("{}")  # a run has made them
+    RunDirectory(path=tmp_path).require_fitting(config())
+
+
+def test_a_model_is_not_replaced_where_its_run_cannot_go_on(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    run.save_config(config())
+    with atomic_directory(run.model, kind="model", config={}, inputs={}) as place:
+        (place / "weights").write_bytes(b"x")
+    before = files_below(tmp_path)
+    with pytest.raises(ArtefactError, match="is the model of a run whose checkpoints are gone") as error:
+        run.require_fitting(config())
+    assert "--init-from" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="holds a run already"):
+        run.require_new()
+    assert files_below(tmp_path) == before
+    (run.checkpoints / "step-0000010").mkdir(parents=True)
+    run.require_fitting(config())
+
+
+def test_the_model_that_a_run_began_with_may_be_spelt_otherwise_or_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(path=tmp_path / "run")
+    for name in ("model", "other", "run"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    run.save_config(config(training={"init_from": "model"}))
+    (run.checkpoints / "step-0000010").mkdir(parents=True)
+    for spelling in ("model", str(tmp_path / "model"), "./other/../model", "gone"):
+        run.require_fitting(config(training={"init_from": spelling}))
+    for other in ("other", None):
+        with pytest.raises(ConfigError, match="training.init_from: 'model' -> "):
+            run.require_fitting(config(training={"init_from": other}))

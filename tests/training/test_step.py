@@ -223,11 +223,11 @@ def test_the_moving_average_by_hand(shards: ShardSet) -> None:
     updater = ranks.make_updater(shards, World())
     name = "src_embedding.weight"
     updater.ema = {key: tensor.clone() for key, tensor in parameters_by_name(updater.model).items()}
-    updater._ema_decay = 0.75
+    updater._ema_decay = 0.28
     expected = updater.ema[name].numpy().astype(np.float64)
-    for batch in (batch for _, batch in zip(range(3), ranks.batches(shards, World(), position=0), strict=False)):
+    for decay, batch in zip((2 / 11, 3 / 12, 0.28), ranks.batches(shards, World(), position=0), strict=False):  # (1 + t) / (10 + t), then that
         updater.run(batch, lr=1e-2)
-        expected = 0.75 * expected + 0.25 * parameters_by_name(updater.model)[name].numpy()
+        expected = decay * expected + (1 - decay) * parameters_by_name(updater.model)[name].numpy()
     np.testing.assert_allclose(updater.ema[name].numpy(), expected, rtol=1e-5, atol=1e-7)
 
 

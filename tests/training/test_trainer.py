@@ -236,7 +236,13 @@ def test_a_run_that_was_killed_after_its_last_update_is_completed(
     assert not (tmp_path / "killed" / "model").exists()
     again = make_trainer(tmp_path / "killed", *common)
     assert again.finished() is not None
-    assert consume(again)[-1] == {"kind": "end", "step": 4, "reason": "training.max_steps = 4 reached", "elapsed_s": pytest.approx(0, abs=60)}
+    assert consume(again)[-1] == {
+        "kind": "end",
+        "step": 4,
+        "reason": "training.max_steps = 4 reached",
+        "best_step": 4,
+        "elapsed_s": pytest.approx(0, abs=60),
+    }
     straight = make_trainer(tmp_path / "straight", *common)
     consume(straight)
     for name in ("killed", "straight"):
