@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from mtkit.cores import num_cores
 from mtkit.errors import MTKitError, UsageError
 from mtkit.signals import stop_signals
 
@@ -71,11 +72,6 @@ def read_environment(environment: Mapping[str, str] | None = None) -> World:
     if not 0 <= world.local_rank < world.size:
         raise UsageError(f"LOCAL_RANK={world.local_rank} does not fit WORLD_SIZE={world.size}")
     return world
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

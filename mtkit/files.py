@@ -139,6 +139,20 @@ class LineReader(Iterator[str]):
         return raw.removesuffix(decoder.getstate()[0])
 
 
+def require_readable(path: str) -> None:
+    """Refuse a file that is not there or cannot be opened, without opening it: a pipe could be opened only once.
+
+    Raises:
+        DataError: As `open_bytes` raises it.
+    """
+    try:
+        Path(path).stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if Path(path).is_dir() or not os.access(path, os.R_OK):
+        raise DataError(f"{path}: cannot be read: {os.strerror(errno.EISDIR if Path(path).is_dir() else errno.EACCES)}")
+
+
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     """Open a plain or gzip file for reading bytes; gzip is told by its first bytes, not by its name. Reading may raise `READ_ERRORS`.

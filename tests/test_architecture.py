@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 80
 LAYERS = ("base", "data", "native", "model", "checkpoint", "decoding", "evaluation", "training", "benchmark", "cli")
 """A module imports from its own layer and from those before it."""
 
-BASE = ("errors", "config", "faults", "files", "artefacts", "signals", "distributed")
+BASE = ("errors", "config", "faults", "files", "artefacts", "signals", "cores", "distributed")
 SLOW_IMPORTS = {"torch", "datasets", "sentencepiece", "sacrebleu"}
 """What a command may import only once it runs."""
 
@@ -277,7 +277,7 @@ def test_few_modules_touch_the_standard_streams() -> None:
 def test_the_environment_is_read_in_few_places() -> None:
     def fault(module: str, node: ast.AST) -> str | None:
         if (
-            module in ("mtkit.distributed", "mtkit.faults", "mtkit.native.library")
+            module in ("mtkit.cores", "mtkit.distributed", "mtkit.faults", "mtkit.native.library")
             or module.startswith("mtkit.cli")
             or not isinstance(node, ast.Attribute)
         ):

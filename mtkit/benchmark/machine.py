@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mtkit.distributed import num_cores
+from mtkit.cores import num_cores
 from mtkit.model.device import Precision
 
 

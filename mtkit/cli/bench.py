@@ -63,8 +63,8 @@ def preprocess(
     from mtkit.benchmark.preprocess import bench_preprocess
     from mtkit.benchmark.synthetic import synthetic_text
     from mtkit.checkpoint.layout import load_tokenizer
+    from mtkit.cores import num_cores
     from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
-    from mtkit.distributed import num_cores
     from mtkit.files import open_output, read_lines
 
     if (src is None) != (tgt is None):
@@ -138,7 +138,7 @@ def search(
 ) -> None:
     """Target tokens per second of the search alone: random weights, sources of 20 to 30 tokens, translations of 25."""
     from mtkit.benchmark.search import bench_search
-    from mtkit.distributed import num_cores
+    from mtkit.cores import num_threads
     from mtkit.model.config import MODEL_PRESETS
     from mtkit.model.device import resolve_device
 
@@ -150,7 +150,7 @@ def search(
         vocab_size=vocab_size,
         device=place,
         precision=precision,
-        threads=(threads or num_cores()) if place.type == "cpu" else 1,
+        threads=(threads or num_threads()) if place.type == "cpu" else 1,
         beam_size=beam_size,
         sentences=sentences,
         batch_sentences=batch_sentences,
@@ -165,7 +165,7 @@ def translate(
     src: Annotated[Path, typer.Option("--src", help="Source text.")],
     ref: Annotated[Path | None, typer.Option("--ref", help="Reference, for BLEU beside the speed.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Language of the reference, which picks BLEU's tokenizer.")] = None,
-    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy search.")] = 4,
+    beam_size: Annotated[int | None, typer.Option("--beam-size", min=1, help="1 is greedy search. [default: 4]")] = None,
     batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Source positions of a batch.")] = None,
     engine: EngineOption = "mtkit",
     overrides: SetOption = None,
@@ -183,8 +183,8 @@ def translate(
     from mtkit.files import read_lines
     from mtkit.model.device import resolve_device
 
-    layers = [codec.Layer(name="--beam-size", data={"beam_size": beam_size})]
-    layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides or []]
+    layers = [codec.Layer(name=f"--set {text}", data=codec.parse_override(text)) for text in overrides or []]
+    layers += [] if beam_size is None else [codec.Layer(name="--beam-size", data={"beam_size": beam_size})]
     config = codec.resolve(SearchConfig, layers).config
     translator, tokenizer = load_translator(
         model, search=config, device=device, precision=precision, threads=threads, batch_tokens=batch_tokens, in_slots=engine == "slots"

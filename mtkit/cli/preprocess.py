@@ -15,10 +15,10 @@ from mtkit.cli.console import JsonOption, QuietOption
 from mtkit.cli.corpora import MultiValueCommand, parse_test_sets
 from mtkit.cli.settings import part_layers
 from mtkit.config import resolve
+from mtkit.cores import num_cores
 from mtkit.data.corpus import Corpus, parse_corpus
 from mtkit.data.records import HubDataset, RecordFile
 from mtkit.data.sources import PairedFiles
-from mtkit.distributed import num_cores
 from mtkit.errors import UsageError
 from mtkit.files import MAX_LINE_BYTES
 

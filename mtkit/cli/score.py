@@ -21,6 +21,11 @@ EPILOG = (
 )
 
 
+_NAMED_LINES = 10
+_MANY_WORDS = 300
+"""In a line: TER takes seconds for it, and minutes for one of a thousand."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
     app.command("score", epilog=EPILOG)(score)
@@ -43,6 +48,7 @@ def score(
     model: Annotated[Path | None, typer.Option("--model", help="Print this model's log-probability of each pair of --src and --tgt.")] = None,
     tgt: Annotated[str | None, typer.Option("--tgt", metavar="FILE", help="Target text for --model.")] = None,
     device: console.DeviceOption = "auto",
+    threads: console.ThreadsOption = None,
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "int8"],
         typer.Option("--precision", help="With --model: fp32 is exact; auto computes as `mtkit translate` does by default."),
@@ -55,14 +61,15 @@ def score(
 
     Prints one line per metric: name, score, 95 % interval, parts, signature. Several systems are also compared with the first by paired
     bootstrap (p-value). With --model, prints per line the log-probability of the target (natural logarithm, the sum over its tokens) and the
-    number of its tokens, end of sentence included, separated by a tab.
+    number of its tokens, end of sentence included, separated by a tab. The text is segmented anew: where a search has spelt a translation in other
+    pieces, or was cut at its length limit, its own log-probability is another.
     """
     if model is not None:
         if hyps or refs or test_set:
             raise UsageError("--model scores the pairs of --src and --tgt and takes no other texts")
         if src is None or tgt is None:
             raise UsageError("--model needs --src and --tgt")
-        _score_pairs(model, src, tgt, device=device, precision=precision, as_json=as_json, quiet=quiet)
+        _score_pairs(model, src, tgt, device=device, precision=precision, threads=threads, as_json=as_json, quiet=quiet)
         return
     if tgt is not None:
         raise UsageError("--tgt belongs to --model", hint="Give translations as plain arguments and references with --ref.")
@@ -78,6 +85,8 @@ def score(
     for warning in warnings:
         console.warn(warning)
 
+    if "ter" in names:
+        _warn_of_slow_lines([*systems, *references])
     ref_lines = [ref.lines for ref in references]
     items = {"test": public.name, "lang": public.lang_pair} if public else None
     settings: dict[str, Any] = {"metrics": names, "tokenize": tokenize, "lowercase": lowercase, "target_lang": target_lang, "signature_items": items}
@@ -97,11 +106,24 @@ def score(
             console.say(line, quiet=quiet)
 
 
-def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision: "InferencePrecisionName", as_json: bool, quiet: bool) -> None:
+def _score_pairs(
+    model_path: Path,
+    src: str,
+    tgt: str,
+    *,
+    device: str,
+    precision: "InferencePrecisionName",
+    threads: int | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Print the log-probability that a model gives to each target line."""
     import math
 
+    import torch
+
     from mtkit.checkpoint.format import load_model
+    from mtkit.cores import num_threads
     from mtkit.decoding.loading import in_precision
     from mtkit.decoding.scoring import MAX_TARGET_LENGTH, score_pairs
     from mtkit.decoding.steps import MAX_SOURCE_LENGTH
@@ -113,6 +135,7 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     check_line_counts(texts)
     for markup in filter(None, map(find_markup, texts)):
         console.warn(f"{markup.message}; its tags are scored as text")
+    torch.set_num_threads(threads or num_threads())
     place = resolve_device(device)
     loaded = load_model(model_path)
     model, _ = in_precision(loaded.model, precision, place)
@@ -120,12 +143,16 @@ def _score_pairs(model_path: Path, src: str, tgt: str, *, device: str, precision
     sides = ((item.is_source_cut for item in scores), (item.is_target_cut for item in scores))
     for text, side, limit in zip(texts, sides, (MAX_SOURCE_LENGTH, MAX_TARGET_LENGTH), strict=True):
         if cut := [number for number, is_cut in enumerate(side, start=1) if is_cut]:
-            more = f" and {len(cut) - 1} more" if len(cut) > 1 else ""
-            console.warn(f"{text.name}: line {cut[0]}{more} longer than {limit} tokens; only so many of a line count")
+            named, more = ", ".join(map(str, cut[:_NAMED_LINES])), len(cut) - _NAMED_LINES
+            lines = f"line{'s' if len(cut) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}"
+            console.warn(f"{text.name}: {lines} longer than {limit} tokens, and scored by the first {limit}")
     log_prob, num_tokens = math.fsum(item.log_prob for item in scores), sum(item.num_tokens for item in scores)
     perplexity = math.exp(min(-log_prob / num_tokens, 700.0))
     if as_json:
-        pairs = [{"log_prob": item.log_prob, "num_tokens": item.num_tokens} for item in scores]
+        pairs = [
+            {"log_prob": item.log_prob, "num_tokens": item.num_tokens, "source_cut": item.is_source_cut, "target_cut": item.is_target_cut}
+            for item in scores
+        ]
         console.print_json({"model": str(loaded.path), "log_prob": log_prob, "num_tokens": num_tokens, "perplexity": perplexity, "pairs": pairs})
         return
     with files.open_output(files.STDIO) as output:
@@ -189,6 +216,16 @@ def _check(
     if not force:
         refuse(findings)
     return [f"{finding.message}. {finding.hint}" for finding in findings]
+
+
+def _warn_of_slow_lines(texts: "list[NamedLines]") -> None:
+    """TER tries to move every run of words, which takes long where there are many in a line."""
+    for text in texts:
+        if slow := [number for number, line in enumerate(text.lines, start=1) if line.count(" ") >= _MANY_WORDS]:
+            more = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
+            console.warn(
+                f"{text.name}: TER takes long for lines of more than {_MANY_WORDS} words, as line {slow[0]}{more}; leave it out of --metrics"
+            )
 
 
 def _lines(systems: "list[NamedLines]", table: "list[list[Score]]") -> list[str]:

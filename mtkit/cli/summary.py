@@ -78,7 +78,9 @@ def _model_rows(found: "Inspection") -> Iterator[Row]:
         yield "vocabulary", _vocabulary(facts, joint=facts["joint"], kind=None)
     state = _tree(facts, "state")
     if "averaged" in provenance:
-        yield "origin", f"average of the checkpoints at steps {_names(_list(provenance['averaged']))}"
+        averaged = _list(provenance["averaged"])
+        what = "the checkpoints at steps " if all(isinstance(step, int) for step in averaged) else ""
+        yield "origin", f"average of {what}{_names(averaged)}"
     elif "step" in provenance:
         yield "origin", f"checkpoint at step {_number(provenance['step'])}"
     if state:

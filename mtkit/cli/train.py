@@ -112,7 +112,8 @@ def train(
     if output is None:
         raise UsageError("no output directory was given", hint="Add --output runs/NAME")
     config = resolved.config
-    from mtkit.distributed import launch, num_cores, read_environment, watch_launcher
+    from mtkit.cores import num_cores, num_threads
+    from mtkit.distributed import launch, read_environment, watch_launcher
     from mtkit.training.run import RunDirectory
 
     num_workers = workers or num_cores()
@@ -141,8 +142,7 @@ def train(
     from mtkit.training.session import open_session
     from mtkit.training.signals import StopRequest
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or min(torch.get_num_threads(), num_threads()))  # torch does not know the limit of a container
     quiet = quiet or not world.is_main
     with (
         StopRequest().listen() as stop,
@@ -203,7 +203,7 @@ def _given(flags: dict[str, object]) -> dict[str, object]:
 
 def _check_processes(num_processes: int, device_name: str) -> None:
     """Refuse more processes than GPUs, and warn if processes that compute on the CPU have less than a core each."""
-    from mtkit.distributed import num_cores
+    from mtkit.cores import num_cores
     from mtkit.model.device import require_gpus, resolve_device
 
     device = resolve_device(device_name)

@@ -15,7 +15,7 @@ from mtkit.cli import console
 from mtkit.cli.console import DeviceOption, QuietOption, ThreadsOption
 from mtkit.data.sources import is_markup
 from mtkit.errors import UsageError
-from mtkit.files import STDIO, LineReader, open_bytes, open_output
+from mtkit.files import STDIO, LineReader, open_bytes, open_output, require_readable
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ def translate(
 
     Writes exactly one line per input line, in order: a blank line for a blank line, and for a line that is too long the translation of its beginning
     and a warning. With --n-best N above 1 exactly N lines per input line, each `line number TAB rank TAB score TAB translation`; score and
-    translation are empty where there are fewer than N. With --json one object per input line.
+    translation are empty where there are fewer than N; two may be one text, spelt in other pieces. With --json one object per input line.
 
     Results are written as soon as a batch is ready. The score is the log-probability divided by the length penalty ((5 + tokens) / 6) ^ 0.6.
     --set also takes penalty (gnmt or power), max_length_ratio and max_length_constant (a translation has at most ratio * source tokens + constant
@@ -110,6 +110,10 @@ def translate(
     search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
     if text := next((path for path in models if path.is_file()), None):
         raise UsageError(f"{text}: is a file, where a model is a directory", hint=f"Text to translate comes from stdin or --input: --input {text}")
+    if input_path == STDIO and sys.stdin is not None and sys.stdin.isatty():
+        console.say("reads lines from the terminal; Ctrl-D ends them", quiet=quiet)
+    elif input_path != STDIO:
+        require_readable(input_path)  # before a model is loaded
     from mtkit.decoding.windows import open_windows
 
     translator: LineTranslator

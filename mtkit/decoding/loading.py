@@ -7,11 +7,11 @@ import torch
 
 from mtkit.checkpoint.format import BuildFn, build_model, load_model, read_description
 from mtkit.checkpoint.layout import find_model
+from mtkit.cores import num_threads
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine import slots
 from mtkit.decoding.quantize import NarrowPrecision, build_quantized, quantize_linear_layers
 from mtkit.decoding.translator import BATCH_TOKENS, SMALLEST_THREADED_WIDTH, SearchConfig, Translator
-from mtkit.distributed import num_cores
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.device import InferencePrecisionName, keep_freed_memory, resolve_device, resolve_inference_precision
 from mtkit.model.transformer import Transformer
@@ -66,7 +66,7 @@ def load_translator(
     workers = None
     if place.type == "cpu":
         keep_freed_memory()
-        workers = threads or num_cores()
+        workers = threads or num_threads()
     if in_slots and workers is not None:
         torch.set_num_threads(workers)
     where = str(place) if workers is None else f"{workers} thread{'s' if workers != 1 else ''} of the CPU"
@@ -78,9 +78,13 @@ def load_translator(
         batch_tokens=batch_tokens or (slots.BATCH_TOKENS if in_slots else _usual_batch_tokens(place, width=min(widths))),
         workers=None if in_slots else workers,
         in_slots=in_slots,
-        description=f"{chosen}{reason} on {where}" + (", in slots" if in_slots else "") + _missing_kernels(place, in_slots=in_slots),
+        description=f"{chosen}{reason} on {where}" + (_in_slots(place) if in_slots else "") + _missing_kernels(place, in_slots=in_slots),
     )
     return translator, tokenizer
+
+
+def _in_slots(device: torch.device) -> str:
+    return ", in slots" + ("; made for GPUs, --engine mtkit is several times faster on a CPU" if device.type == "cpu" else "")
 
 
 def _usual_batch_tokens(device: torch.device, *, width: int) -> int:

@@ -37,20 +37,23 @@ SMALLEST_THREADED_WIDTH = 512
 """Width of a model from which one batch alone is searched faster by several threads."""
 
 
+_BEAM_SIZE = 4
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchConfig:
     """How translations are searched for. The defaults are the paper's (Vaswani et al. 2017, section 6.1)."""
 
     method: Literal["beam", "sample"] = "beam"
     """`beam` searches for the most probable translation, `sample` draws one at random from the model's distribution."""
-    beam_size: int = 4
-    """Live hypotheses per sentence, 1 to 10,000; 1 is greedy search. Unused by `sample`."""
+    beam_size: int = _BEAM_SIZE
+    """Live hypotheses per sentence, 1 to 1,000; 1 is greedy search. For `beam`."""
     length_penalty: float = 0.6
     """Exponent alpha of the length penalty, 0 to 10: the larger, the longer the translations. 0 ranks by plain log-probability."""
     penalty: PenaltyKind = "gnmt"
     """`gnmt` divides the log-probability by ((5 + n) / 6)^alpha, `power` by n^alpha, for n tokens, end of sentence included."""
     n_best: int = 1
-    """Hypotheses per sentence, 1 to 10,000; at most `beam_size` for `beam`."""
+    """Hypotheses per sentence, 1 to 10,000; at most `beam_size` for `beam`. Two may have one text, in other pieces."""
     max_length_ratio: float = 1.0
     """A translation has at most max_length_ratio * (source tokens) + max_length_constant tokens, end of sentence included; 0 to 100."""
     max_length_constant: int = 50
@@ -68,7 +71,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         ranges = {
-            "beam_size": (1, 10_000),
+            "beam_size": (1, 1000),
             "n_best": (1, 10_000),
             "max_length_constant": (0, 100_000),
             "max_source_length": (1, 100_000),
@@ -88,6 +91,8 @@ class SearchConfig:
             raise ConfigError(f"top_k must be at least 1 or none, but is {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must be above 0 and at most 1, or none, but is {self.top_p}")
+        if self.method == "sample" and self.beam_size != _BEAM_SIZE:
+            raise ConfigError("beam_size is for method beam, but method is sample", hint="Leave out --beam-size, or --sample.")
         if self.method == "beam":
             if self.n_best > self.beam_size:
                 raise ConfigError(f"n_best must be at most beam_size, but is {self.n_best} with beam_size {self.beam_size}")
@@ -192,10 +197,15 @@ class LineTranslator(ABC):
         """Translate lines, lazily: one result per line, in order. Waits for full windows; see `translate_windows` for slow input.
 
         Raises:
+            TypeError: A text was given instead of lines.
             MTKitError: The model gave NaN.
             ResourceError: A batch does not fit into the memory of the GPU.
         """
-        remaining = iter(lines)
+        if isinstance(lines, str):
+            raise TypeError("translate takes lines, such as [text] or text.split('\\n'), not one text")
+        return self._translate(iter(lines))
+
+    def _translate(self, remaining: Iterator[str]) -> Iterator[Translation]:
         windows = iter(lambda: list(itertools.islice(remaining, self.window_lines)), [])
         for translations in self.translate_windows(windows):
             yield from translations

@@ -31,6 +31,9 @@ _ENTITY_SHARE = 0.05
 _TOKENIZED_SHARE = 0.5
 _SEG_SHARE = 0.1
 _RECORD_SHARE = 0.5
+_COLUMNS_SHARE = 0.5
+_LENGTH_RATIOS = (0.6, 1.7)
+"""Characters of a translation for each of its reference: beyond this it is hardly one, or too little or too much is in the file."""
 _LOWERCASED_SHARE = 0.1
 """Lines with a capital in a lower-cased text: `tr A-Z a-z` leaves those in Ä and É."""
 
@@ -107,6 +110,18 @@ def find_records(text: NamedLines) -> Finding | None:
     )
 
 
+def find_columns(text: NamedLines) -> Finding | None:
+    """Look whether a text is a table, such as source and translation, or several references, side by side."""
+    num_columned = sum("\t" in line for line in text.lines)
+    if not num_columned >= _COLUMNS_SHARE * len(text.lines) > 0:
+        return None
+    return Finding(
+        message=f"{text.name}: {num_columned} of {len(text.lines)} lines hold a tab, as if it had columns",
+        hint="Score one column: `cut -f1` takes the first. Several references are several files, each with --ref.",
+        is_certain=num_columned >= _MIN_CERTAIN_LINES,
+    )
+
+
 def find_mistakes(
     hyps: Sequence[NamedLines],
     refs: Sequence[NamedLines],
@@ -162,7 +177,8 @@ class _Profile:
         self.num_subword = _count(_SUBWORD, lines)
         self.num_control = _count(_CONTROL, lines)
         self.num_entities = _count(_ENTITY, lines)
-        self.formats = list(filter(None, (find_markup(text), find_records(text))))
+        self.formats = list(filter(None, (find_markup(text), find_records(text) or find_columns(text))))
+        self.num_characters = sum(map(len, lines))
         self.num_spaced = _count(_SPACED_PUNCTUATION, lines)
         self.num_attached = sum(bool(_ATTACHED_PUNCTUATION.search(line)) and not _SPACED_PUNCTUATION.search(line) for line in lines)
         self.num_cased = sum(line.lower() != line.upper() for line in lines)
@@ -280,6 +296,15 @@ def _check_pair(hyp: _Profile, ref: _Profile, *, tokenize: str, lowercase: bool)
                     is_certain=min(escaped.num_cased, other.num_with_upper) >= _MIN_CERTAIN_LINES,
                 )
             )
+    ratio = hyp.num_characters / max(1, ref.num_characters)
+    if hyp.num_lines >= _MIN_CERTAIN_LINES and not _LENGTH_RATIOS[0] <= ratio <= _LENGTH_RATIOS[1]:
+        findings.append(
+            Finding(
+                message=f"{hyp.name}: has {ratio:.2f} times the characters of {ref.name}",
+                hint="Was a part of it not translated, or does it hold more than the translation?",
+                is_certain=False,
+            )
+        )
     if hyp.script and ref.script and hyp.script != ref.script:
         findings.append(
             Finding(

@@ -99,7 +99,7 @@ def test_preprocess_on_generated_text(toy_run: Path, monkeypatch: pytest.MonkeyP
         return []
 
     monkeypatch.setattr("mtkit.benchmark.preprocess.bench_preprocess", measure)
-    monkeypatch.setattr("mtkit.distributed.num_cores", lambda: 3)
+    monkeypatch.setattr("mtkit.cores.num_cores", lambda: 3)
     bench("preprocess", "--pairs", "50000", "--tokenizer", toy_run / "data" / "tokenizer", "--repeats", "1")
     assert seen == [(50_000, 50_000, 44, {"workers": [1, 3], "repeats": 1})]
 
@@ -151,3 +151,21 @@ def test_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["packed"]["pairs_per_s"] > 0
     assert (tmp_path / "kept" / "shards.json").is_file()
     assert "resumed_is_equal" in bench(*words).stderr
+
+
+def test_a_flag_of_translate_wins_over_set(toy_run: Path, toy_text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    seen = []
+
+    def load(*_arguments: Any, search: Any, **_options: Any) -> None:
+        seen.append(search.beam_size)
+        raise Stop
+
+    monkeypatch.setattr("mtkit.decoding.loading.load_translator", load)
+    words = ["bench", "translate", str(toy_run), "--src", str(toy_text / "dev.en")]
+    for more in (["--beam-size", "1", "--set", "beam_size=6"], ["--set", "beam_size=6"], []):
+        assert isinstance(CliRunner().invoke(app, [*words, *more]).exception, Stop)
+    assert seen == [1, 6, 4]
+    assert "--set beam_sice=1: unknown key" in CliRunner().invoke(app, [*words, "--set", "beam_sice=1"]).output

@@ -255,13 +255,20 @@ def test_model_scores_as_json(run: Run, model_path: Path) -> None:
     assert Path(document["model"]) == model_path
 
 
-def test_a_source_that_is_cut_is_told(run: Run, model_path: Path) -> None:
+def test_a_source_that_is_cut_is_told(run: Run, model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = ("--model", str(model_path), "-s", put("src", ["a", "b " * 1500, "c", "d " * 1500]), "--tgt", put("tgt", ["A", "B", "C", "D"]))
-    assert "src: line 2 and 1 more longer than 1024 tokens" in run(*pairs).stderr
+    result = run(*pairs, "--json")
+    assert "src: lines 2, 4 longer than 1024 tokens, and scored by the first 1024" in result.stderr
+    assert [pair["source_cut"] for pair in json.loads(result.stdout)["pairs"]] == [False, True, False, True]
     put("src", ["a", "b", "c", "d"])
     assert "longer" not in run(*pairs).stderr
     put("tgt", ["A", "B", "c " * 5000, "D"])
-    assert "tgt: line 3 longer than 4096 tokens" in run(*pairs).stderr
+    result = run(*pairs, "--json", "--threads", "1")
+    assert "tgt: line 3 longer than 4096 tokens" in result.stderr
+    assert [pair["target_cut"] for pair in json.loads(result.stdout)["pairs"]] == [False, False, True, False]
+    monkeypatch.setattr("mtkit.cli.score._NAMED_LINES", 1)
+    put("src", ["a", "b " * 1500, "c", "d " * 1500])
+    assert "src: lines 2 and 1 more longer than" in run(*pairs).stderr
 
 
 def test_model_scores_need_pairs_and_a_model(run: Run, model_path: Path) -> None:
@@ -294,3 +301,11 @@ def test_wrong_usage(run: Run, arguments: list[str], message: str) -> None:
 
 def test_help_ends_with_examples(run: Run) -> None:
     assert "Examples: mtkit score -r test.de hyp.de" in run("--help").stdout
+
+
+def test_lines_for_which_ter_takes_long_are_named(run: Run) -> None:
+    for name in ("hyp", "ref"):
+        put(name, ["a b", "a " * 301, "c", "b " * 302])
+    arguments = ("-r", "ref", "hyp", "--bootstrap", "0", "--force")
+    assert "hyp: TER takes long for lines of more than 300 words, as line 2 and 1 more" in run(*arguments, "-m", "ter").stderr
+    assert "TER takes long" not in run(*arguments, "-m", "bleu").stderr

@@ -322,7 +322,7 @@ def test_piped_output_is_plain_lines_and_ctrl_c_saves(train_words: list[str], tm
 
 def test_more_processes_than_cores_are_warned_of(train_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.distributed.launch", lambda *_arguments, **_options: 0)
-    monkeypatch.setattr("mtkit.distributed.num_cores", lambda: 2)
+    monkeypatch.setattr("mtkit.cores.num_cores", lambda: 2)
     words = [*train_words, "--output", str(tmp_path / "run"), "--workers", "1", "--device", "cpu"]
     for processes, warnings in ((2, 0), (3, 1)):
         stderr = mtkit(*words, "--nproc", processes).stderr

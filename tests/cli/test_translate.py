@@ -195,7 +195,7 @@ def test_the_help_names_the_defaults_of_the_search() -> None:
 def test_slots_give_the_same_lines(run: Run) -> None:
     data = "".join(f"{line}\n" for line in ["", *sentences(15, seed=3), "  "]).encode()
     slots = run("--engine", "slots", "--device", "cpu", "--json", data=data)
-    assert "in slots\n" in slots.stderr
+    assert "in slots; made for GPUs, --engine mtkit is several times faster on a CPU\n" in slots.stderr
     theirs, ours = ([json.loads(line) for line in text_lines(result)] for result in (slots, run("--json", data=data)))
     assert [(entry["line"], entry["text"]) for entry in theirs] == [(entry["line"], entry["text"]) for entry in ours]
 
@@ -367,3 +367,23 @@ main()
     assert "lines/s" in done.stderr
     assert len(result.read_text().splitlines()) == 30
     assert subprocess.run([*words, "--quiet"], capture_output=True, text=True, env=environment, check=True).stderr == ""
+
+
+def test_a_missing_input_is_told_before_a_model_is_loaded(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.decoding.loading.load_translator", lambda *_arguments, **_options: pytest.fail("loads a model"))
+    for name, reason in (("nowhere", "No such file or directory"), (".", "Is a directory")):
+        assert f"{tmp_path / name}: cannot be read: {reason}" in run("--input", str(tmp_path / name), exit_code=3).stderr
+
+
+def test_who_types_is_told_that_lines_are_waited_for(model_dir: Path) -> None:
+    master, slave = os.openpty()
+    words = [sys.executable, "-m", "mtkit", "translate", str(model_dir), *CAP, "--threads", "1"]
+    with subprocess.Popen(words, stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.close(slave)
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"reads lines from the terminal; Ctrl-D ends them\n"
+        os.write(master, b"baki\n\x04")
+        output, errors = process.communicate(timeout=60)
+    os.close(master)
+    assert output.count(b"\n") == 1
+    assert b"1 lines, " in errors

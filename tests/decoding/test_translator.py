@@ -438,7 +438,8 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_length_constant": -1}, "max_length_constant must be at least 0, but is -1"),
         ({"max_source_length": 0}, "max_source_length must be at least 1, but is 0"),
         ({"seed": -1}, "seed must be at least 0, but is -1"),
-        ({"beam_size": 10_001}, "beam_size must be at most 10000, but is 10001"),
+        ({"beam_size": 1001}, "beam_size must be at most 1000, but is 1001"),
+        ({"n_best": 10_001}, "n_best must be at most 10000, but is 10001"),
         ({"length_penalty": 10.5}, "length_penalty must be at most 10, but is 10.5"),
         ({"max_length_ratio": 1e300}, "max_length_ratio must be at most 100, but is 1e+300"),
         ({"max_length_constant": 100_001}, "max_length_constant must be at most 100000, but is 100001"),
@@ -446,6 +447,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"method": "sample", "temperature": 0.0}, "temperature must be above 0, but is 0.0"),
         ({"method": "sample", "top_k": 0}, "top_k must be at least 1 or none, but is 0"),
         ({"method": "sample", "top_p": 1.1}, "top_p must be above 0 and at most 1, or none, but is 1.1"),
+        ({"method": "sample", "beam_size": 8}, "beam_size is for method beam, but method is sample"),
         ({"temperature": 0.5}, "temperature is for method sample, but method is beam"),
         ({"top_k": 5}, "top_k is for method sample, but method is beam"),
         ({"top_p": 0.5}, "top_p is for method sample, but method is beam"),
@@ -460,3 +462,8 @@ def test_a_bad_setting_is_named(values: dict[str, Any], message: str) -> None:
 
 def test_sampling_may_ask_for_more_than_the_beam() -> None:
     assert SearchConfig(method="sample", n_best=50).n_best == 50
+
+
+def test_one_text_is_no_list_of_lines() -> None:
+    with pytest.raises(TypeError, match="translate takes lines"):
+        make().translate("baki")

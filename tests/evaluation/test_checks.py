@@ -65,6 +65,7 @@ def test_the_real_systems_of_wmt22_have_none_but_one() -> None:
         pytest.param(lambda line: f"12 ||| {line} ||| F0= -1.2 ||| -0.1", "are entries of an n-best list or JSON", id="n-best of Marian"),
         pytest.param(lambda line: f"H-12\t-0.3\t{line}", "are entries of an n-best list or JSON", id="output of fairseq"),
         pytest.param(lambda line: json.dumps({"line": 1, "text": line}), "are entries of an n-best list or JSON", id="JSON"),
+        pytest.param(lambda line: f"{line}\t{line}", "lines hold a tab, as if it had columns", id="columns"),
         pytest.param(lambda line: " ", "all lines are blank", id="blank"),
     ],
 )
@@ -89,6 +90,20 @@ def test_a_text_whose_umlauts_stayed_upper_case_is_lower_cased() -> None:
     lowered = [line.lower() if number % 12 else line for number, line in enumerate(HYPS)]
     assert only(look(lowered)).message == "hyp: is lower-cased, ref is not"
     assert look([line.lower() if number % 4 else line for number, line in enumerate(HYPS)]) == []
+
+
+def test_a_tab_here_and_there_is_text() -> None:
+    assert look([f"\t{line}" if number % 3 == 0 else line for number, line in enumerate(HYPS)]) == []
+    few = look([f"{line}\t{line}" for line in HYPS[:5]], REFS[:5])
+    assert [(finding.message, finding.is_certain) for finding in few] == [("hyp: 5 of 5 lines hold a tab, as if it had columns", False)]
+
+
+def test_a_text_of_another_length_is_told() -> None:
+    for lines, ratio in (([line[: len(line) // 2] for line in HYPS], "0.49"), ([f"{line} {line}" for line in HYPS], "2.02")):
+        found = [finding for finding in look(lines) if "times the characters of ref" in finding.message]
+        assert only(found).message == f"hyp: has {ratio} times the characters of ref"
+        assert not only(found).is_certain
+        assert not [finding for finding in look(lines[:9], REFS[:9]) if "times the characters" in finding.message], "of few lines it says nothing"
 
 
 def test_a_list_of_records_is_named_before_the_line_counts() -> None:

@@ -19,11 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mtkit.artefacts import MANIFEST_NAME, Manifest, read_manifest, verify_directory
 from mtkit.checkpoint.ctranslate2 import COMPUTE_TYPES, WEIGHTS_NAME, import_ctranslate2, pieces_in_order
 from mtkit.checkpoint.layout import CONFIG_NAME, EXPORT_KIND, TOKENIZER_NAME
+from mtkit.cores import num_threads
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import EOS_ID, Tokenizer
 from mtkit.decoding.scoring import length_penalty, refuse_nan
@@ -222,7 +221,7 @@ def load_ctranslate2(
     if tokenizer.fingerprint != manifest.config.get("tokenizer"):
         raise ArtefactError(f"{path}: its tokenizer is not the one that it was exported with", hint="Copy the whole directory anew.")
     kind, index = _resolve_place(device, num_gpus=ctranslate2.get_cuda_device_count())
-    workers = (threads or torch.get_num_threads()) if kind == "cpu" else 1
+    workers = (threads or num_threads()) if kind == "cpu" else 1
     try:
         runtime = ctranslate2.Translator(
             str(path),
