@@ -61,6 +61,9 @@ def test_training_translating_and_scoring_as_the_readme_says(tmp_path: Path) -> 
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "hyp.de").read_text().count("\n") == 15
+    (script,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(.*-?\d+\.\d+\n){2}", done.stdout)
 
 
 def test_the_config_in_the_readme_is_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mtkit.errors import UsageError
 from mtkit.files import STDIO, open_output
 
 if TYPE_CHECKING:
-    from mtkit.config import Resolved
+    from mtkit.config import Layer, Resolved
     from mtkit.training.config import TrainConfig
     from mtkit.training.trainer import Trainer
 
@@ -101,7 +101,7 @@ def train(
         "training": {"init_from": None if init_from is None else str(init_from), "keep_optimizer": keep_optimizer},
         "seed": seed,
     }
-    resolved = resolve_config(preset=preset, config_file=config_file, overrides=overrides or [], flags=flags)
+    resolved = resolve_config(preset=preset, config_file=config_file, overrides=overrides or [], flags=flags, output=output)
     if print_config:
         from mtkit.config import dump_toml
 
@@ -164,8 +164,18 @@ def train(
             _run(trainer, quiet=quiet, as_json=as_json and world.is_main)
 
 
-def resolve_config(*, preset: str | None, config_file: Path | None, overrides: list[str], flags: dict[str, object]) -> "Resolved[TrainConfig]":
-    """Put the layers of a training config together."""
+def resolve_config(
+    *, preset: str | None, config_file: Path | None, overrides: list[str], flags: dict[str, object], output: Path | None = None
+) -> "Resolved[TrainConfig]":
+    """Put the layers of a training config together. The model that a run begins with brings its architecture, which a preset does not change.
+
+    Args:
+        preset: Its name, or None for that of the file.
+        config_file: TOML or JSON.
+        overrides: Words of `--set`.
+        flags: Values by table and key; None where a flag was not given.
+        output: The run directory, which knows the architecture when the model that the run began with is gone.
+    """
     from mtkit import config as codec
     from mtkit.training.config import TrainConfig
     from mtkit.training.config import preset as preset_layer
@@ -178,7 +188,31 @@ def resolve_config(*, preset: str | None, config_file: Path | None, overrides: l
         layers.append(codec.Layer(name=str(config_file), data=file_data))
     layers += [codec.Layer(name="--set", data=codec.parse_override(text)) for text in overrides]
     layers.append(codec.Layer(name="command line", data=_given(flags)))
+    tables = [layer.data.get("training") for layer in layers]
+    named = [table["init_from"] for table in tables if isinstance(table, dict) and "init_from" in table]
+    if named and isinstance(named[-1], str) and (layer := _architecture_layer(named[-1], output)) is not None:
+        layers.insert(0 if name is None else 1, layer)
     return codec.resolve(TrainConfig, layers)
+
+
+def _architecture_layer(init_from: str, output: Path | None) -> "Layer | None":
+    """The architecture of the model that a run begins with; None where that is nowhere to be read."""
+    from mtkit.checkpoint.layout import CONFIG_NAME, find_model
+    from mtkit.config import Layer
+    from mtkit.files import read_json
+    from mtkit.model.config import ONLY_IN_TRAINING
+
+    if Path(init_from).exists():
+        saved = find_model(Path(init_from)) / CONFIG_NAME
+    elif output is not None and (output / CONFIG_NAME).exists():
+        saved = output / CONFIG_NAME
+    else:
+        return None
+    value = read_json(saved)
+    model = value.get("model") if isinstance(value, dict) else None
+    if not isinstance(model, dict):
+        return None  # which is told where it is loaded
+    return Layer(name=str(saved), data={"model": {key: value for key, value in model.items() if key not in ONLY_IN_TRAINING}})
 
 
 def _warn_of_idle_settings(resolved: "Resolved[TrainConfig]") -> None:

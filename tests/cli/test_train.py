@@ -234,6 +234,23 @@ def test_fine_tuning_begins_with_another_model(toy_run: Path, toy_text: Path, tr
     assert f"error: {toy_text}: holds no model" in result.stderr
 
 
+def test_the_architecture_is_that_of_the_model_to_begin_with(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(toy_run / "model", tmp_path / "model"))
+    values, origins = printed("--init-from", model, "--preset", "tiny", "--set", "model.dropout=0.2")
+    own = json.loads((model / "config.json").read_text())["model"]
+    assert values["model"] == {**own, "dropout": 0.2, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    assert origins["model.d_model"] == str(model / "config.json")
+    assert (values["optim"]["lr"], origins["optim.lr"]) == (5e-3, "preset tiny")
+    names = [str(toy_text / name) for name in ("train.en", "train.de", "dev.en", "dev.de")]
+    words = ["train", "--train", *names[:2], "--dev", *names[2:], "--preset", "tiny", "--set", "validation.translate=false", "--set"]
+    words += ["validation.metric=loss", "--device", "cpu", "--threads", "1", "--init-from", str(model), "--output", str(tmp_path / "run")]
+    mtkit(*words, "--set", "training.max_steps=1")
+    model.rename(tmp_path / "moved")
+    assert "going on from" in mtkit(*words, "--set", "training.max_steps=2").stderr, "the run knows its architecture"
+    refused = mtkit(*words[:-1], tmp_path / "other", "--init-from", tmp_path / "moved", "--set", "model.d_model=32", exit_code=2)
+    assert "is another model than that of the config: model.d_model: 16 -> 32" in refused.stderr
+
+
 # --- a stream ---------------------------------------------------------------------------------------------------------------------------
 
 
