@@ -15,7 +15,7 @@ from mtkit.cli import console
 from mtkit.cli.console import DeviceOption, QuietOption, ThreadsOption
 from mtkit.data.sources import is_markup
 from mtkit.errors import UsageError
-from mtkit.files import STDIO, LineReader, open_bytes, open_output, require_readable
+from mtkit.files import STDIO, LineReader, open_bytes, open_lines, open_output, require_readable
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
@@ -44,6 +44,10 @@ def translate(
     *,
     input_path: Annotated[str, typer.Option("--input", "-i", metavar="FILE", help="Text to translate, plain or gzip; - is stdin.")] = STDIO,
     output_path: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where translations go, packed if *.gz; - is stdout.")] = STDIO,
+    prefix_path: Annotated[
+        str | None,
+        typer.Option("--prefix", metavar="FILE", help="How each translation has to begin: a line for each line of the input, or a blank one."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: text, hypotheses, scores, pieces.")] = False,
     quiet: QuietOption = False,
     beam_size: Annotated[
@@ -91,6 +95,9 @@ def translate(
     --set also takes penalty (gnmt or power), max_length_ratio and max_length_constant (a translation has at most ratio * source tokens + constant
     tokens) and max_source_length.
 
+    --prefix has the translation of each line begin with given words, of which the last may go on, and finds the best of those that begin so. The
+    score is that of the whole. Blank lines leave it open. It does not go with --engine slots and ct2.
+
     --engine ct2 takes an export (mtkit export --format ctranslate2) and gives the same lines, columns and scores. CTranslate2 ends a search earlier,
     so a few translations differ. --sample and ensembles do not go with it; --threads is the number of batches that it works on at the same time.
 
@@ -110,6 +117,12 @@ def translate(
     search = _resolve(overrides or [], {name: {key: value} for name, (key, value) in flags.items() if value is not None})
     if text := next((path for path in models if path.is_file()), None):
         raise UsageError(f"{text}: is a file, where a model is a directory", hint=f"Text to translate comes from stdin or --input: --input {text}")
+    if prefix_path is not None:
+        if engine != "mtkit":
+            raise UsageError(f"--prefix does not go with --engine {engine}", hint="Leave out --engine.")
+        if prefix_path == STDIO:
+            raise UsageError("--prefix cannot be stdin", hint="Give the text to translate on stdin, and the prefixes as a file.")
+        require_readable(prefix_path)
     if input_path == STDIO and sys.stdin is not None and sys.stdin.isatty():
         console.say("reads lines from the terminal; Ctrl-D ends them", quiet=quiet)
     elif input_path != STDIO:
@@ -147,10 +160,11 @@ def translate(
     report = _Report(quiet=quiet)
     with (
         open_windows(input_path, size=translator.window_lines) as windows,
+        contextlib.nullcontext() if prefix_path is None else open_lines(prefix_path) as prefixes,
         open_output(output_path) as output,
         _open_progress(input_path, to_terminal=output_path == STDIO and sys.stdout.isatty(), quiet=quiet) as progress,
     ):
-        for translations in translator.translate_windows(_warn_of_markup(windows)):
+        for translations in translator.translate_windows(_warn_of_markup(windows), prefixes=prefixes):
             for translation in translations:
                 for line in _json_line(translation, tokenizer) if as_json else _text_lines(translation, n_best=search.n_best):
                     output.write(line)

@@ -16,11 +16,12 @@ from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine.rows import RowModel, fits
 from mtkit.decoding.engine.slots import SlotSearches
+from mtkit.decoding.prefixes import Prefixes, with_prefixes
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH, in_eval_mode, inference, model_step, pad_sources
-from mtkit.errors import ConfigError, ResourceError
+from mtkit.errors import ConfigError, DataError, ResourceError
 from mtkit.files import is_blank, one_line
 from mtkit.model.transformer import Transformer
 
@@ -143,6 +144,21 @@ class Translation:
     warning: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sentence:
+    """What is searched for one line.
+
+    Attributes:
+        source: Its token ids, without EOS; some, and not more than the limit.
+        prefix: Token ids with which the translation has to begin.
+        line: Its number, from 1, for messages and random numbers.
+    """
+
+    source: Sequence[int]
+    prefix: Sequence[int]
+    line: int
+
+
 class LineTranslator(ABC):
     """Translates lines of text: all but the search itself, which is for the engine that a subclass stands for.
 
@@ -184,17 +200,21 @@ class LineTranslator(ABC):
         num_samples = self.search.n_best if self.search.method == "sample" else 1
         return batches_by_length(lengths, max_tokens=max(1, self._batch_tokens // num_samples))
 
-    def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
+    def _search_all(self, batches: Sequence[Sequence[Sentence]]) -> Iterator[list[list[Hypothesis]]]:
         """What `_search` gives for each batch, in their order."""
-        for sources, line_numbers in batches:
-            yield self._search(sources, line_numbers)
+        for batch in batches:
+            yield self._search(batch)
 
     @abstractmethod
-    def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
-        """The hypotheses of a batch of sources, none of which is empty or longer than the limit; `line_numbers` are for messages and seeds."""
+    def _search(self, batch: Sequence[Sentence]) -> list[list[Hypothesis]]:
+        """The hypotheses of some sentences."""
 
-    def translate(self, lines: Iterable[str]) -> Iterator[Translation]:
+    def translate(self, lines: Iterable[str], *, prefixes: Iterable[str] | None = None) -> Iterator[Translation]:
         """Translate lines, lazily: one result per line, in order. Waits for full windows; see `translate_windows` for slow input.
+
+        Args:
+            lines: Source text.
+            prefixes: See `translate_windows`.
 
         Raises:
             TypeError: A text was given instead of lines.
@@ -203,29 +223,37 @@ class LineTranslator(ABC):
         """
         if isinstance(lines, str):
             raise TypeError("translate takes lines, such as [text] or text.split('\\n'), not one text")
-        return self._translate(iter(lines))
+        return self._translate(iter(lines), prefixes)
 
-    def _translate(self, remaining: Iterator[str]) -> Iterator[Translation]:
+    def _translate(self, remaining: Iterator[str], prefixes: Iterable[str] | None) -> Iterator[Translation]:
         windows = iter(lambda: list(itertools.islice(remaining, self.window_lines)), [])
-        for translations in self.translate_windows(windows):
+        for translations in self.translate_windows(windows, prefixes=prefixes):
             yield from translations
 
-    def translate_windows(self, windows: Iterable[Sequence[str]]) -> Iterator[list[Translation]]:
+    def translate_windows(self, windows: Iterable[Sequence[str]], *, prefixes: Iterable[str] | None = None) -> Iterator[list[Translation]]:
         """Translate windows of lines as they come, and hand over what is ready, in order, after every batch.
 
         Args:
             windows: Lists of lines, such as `mtkit.decoding.windows.LineWindows`; no window is asked for before the one before it is done.
+            prefixes: With what the translation of each line has to begin, blank for anything; its last word may go on. The cap of the length is that
+                many tokens higher. None = anything for all.
 
         Raises:
+            DataError: There are not as many prefixes as lines.
             MTKitError: The model gave NaN.
             ResourceError: A batch does not fit into the memory of the GPU.
         """
-        first_line = 1
+        first_line, remaining = 1, None if prefixes is None else iter(prefixes)
         for window in windows:
-            yield from self._translate_window(window, first_line)
+            beginnings = [] if remaining is None else list(itertools.islice(remaining, len(window)))
+            if remaining is not None and len(beginnings) < len(window):
+                raise DataError(f"there are {first_line - 1 + len(beginnings)} prefixes, and more lines to translate")
+            yield from self._translate_window(window, first_line, beginnings or [""] * len(window))
             first_line += len(window)
+        if remaining is not None and next(remaining, None) is not None:
+            raise DataError(f"there are more prefixes than the {first_line - 1} lines to translate")
 
-    def _translate_window(self, lines: Sequence[str], first_line: int) -> Iterator[list[Translation]]:
+    def _translate_window(self, lines: Sequence[str], first_line: int, prefixes: Sequence[str]) -> Iterator[list[Translation]]:
         limit = self.search.max_source_length
         sources = self._tokenizer.encode(lines, "src")
         with_content = [index for index, ids in enumerate(sources) if ids]
@@ -236,17 +264,22 @@ class LineTranslator(ABC):
         batches = [[with_content[place] for place in batch] for batch in self._batches(lengths)]
         # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
         batches.sort(key=min)
-        searches = self._search_all([([sources[index][:limit] for index in batch], [first_line + index for index in batch]) for batch in batches])
+        wanted = self._tokenizer.encode(prefixes, "tgt")
+        beginnings = [list(itertools.takewhile(lambda piece: piece not in self._forbidden_ids, ids)) for ids in wanted]
+        searches = self._search_all(
+            [[Sentence(source=sources[index][:limit], prefix=beginnings[index], line=first_line + index) for index in batch] for batch in batches]
+        )
         num_handed_over = 0
         for batch, found in itertools.chain([([], [])], zip(batches, searches, strict=True)):
             for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = self._translation(first_line + index, hypotheses, num_src_tokens=len(sources[index]))
+                is_prefix_cut = len(beginnings[index]) < len(wanted[index])
+                results[index] = self._translation(first_line + index, hypotheses, num_src_tokens=len(sources[index]), is_prefix_cut=is_prefix_cut)
             ready = list(itertools.takewhile(lambda result: result is not None, results[num_handed_over:]))
             num_handed_over += len(ready)
             if ready:
                 yield [result for result in ready if result is not None]
 
-    def _translation(self, line: int, hypotheses: Sequence[Hypothesis], *, num_src_tokens: int) -> Translation:
+    def _translation(self, line: int, hypotheses: Sequence[Hypothesis], *, num_src_tokens: int, is_prefix_cut: bool) -> Translation:
         limit = self.search.max_source_length
         texts = self._tokenizer.decode([hypothesis.tokens for hypothesis in hypotheses], "tgt")
         ranked = tuple(
@@ -258,6 +291,8 @@ class LineTranslator(ABC):
         warnings = []
         if num_src_tokens > limit:
             warnings.append(f"the source has {num_src_tokens} tokens, only the first {limit} were translated")
+        if is_prefix_cut:
+            warnings.append("the prefix holds what the model has no piece for, and counts up to there")
         if ranked and not ranked[0].finished:
             warnings.append(f"the translation was cut at {len(ranked[0].tokens)} tokens, the model did not end it")
         if ranked and is_blank(ranked[0].text):
@@ -333,7 +368,7 @@ class Translator(LineTranslator):
         by_length = list(itertools.chain.from_iterable(batches))
         return [by_length[first::parts] for first in range(parts)]
 
-    def _search_all(self, batches: Sequence[tuple[Sequence[Sequence[int]], Sequence[int]]]) -> Iterator[list[list[Hypothesis]]]:
+    def _search_all(self, batches: Sequence[Sequence[Sentence]]) -> Iterator[list[list[Hypothesis]]]:
         if self._workers is None:
             yield from super()._search_all(batches)
         elif len(batches) < 2 or self._workers < 2:
@@ -344,30 +379,33 @@ class Translator(LineTranslator):
             threads = ThreadPoolExecutor(self._workers, thread_name_prefix="mtkit-search", initializer=torch.set_num_threads, initargs=(1,))
             with in_eval_mode(self._models):  # here once for all threads, which share the models
                 try:
-                    running = [threads.submit(self._search, sources, line_numbers) for sources, line_numbers in batches]
+                    running = [threads.submit(self._search, batch) for batch in batches]
                     for search in running:
                         yield search.result()
                 finally:
                     threads.shutdown(cancel_futures=True)
 
-    def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
-        """The hypotheses of a batch of sources."""
+    def _search(self, batch: Sequence[Sentence]) -> list[list[Hypothesis]]:
+        """The hypotheses of some sentences."""
         config, device = self.search, self._device
-        max_lengths = [config.max_length(len(ids)) for ids in sources]
+        sources = [sentence.source for sentence in batch]
+        max_lengths = [config.max_length(len(sentence.source)) + len(sentence.prefix) for sentence in batch]
+        prefixes = Prefixes([sentence.prefix for sentence in batch], device=device) if any(sentence.prefix for sentence in batch) else None
         try:
             with inference(self._models):
                 if self._slots is not None:
                     return self._slots.run(sources)
                 forbidden, alpha, penalty = self._forbidden_ids, config.length_penalty, config.penalty
                 if self._rows is not None:
-                    search = functools.partial(self._rows.search, sources)
+                    search = functools.partial(self._rows.search, sources, prefixes=prefixes)
                 else:
                     step = model_step(self._models, *pad_sources(sources, device=device))
+                    step = step if prefixes is None else with_prefixes(step, prefixes)
                     if config.method == "sample":
                         return sample(
                             step,
                             max_lengths=max_lengths,
-                            seeds=[_line_seed(config.seed, line) for line in line_numbers],
+                            seeds=[_line_seed(config.seed, sentence.line) for sentence in batch],
                             num_samples=config.n_best,
                             length_penalty=alpha,
                             penalty=penalty,
@@ -392,9 +430,15 @@ class Translator(LineTranslator):
                 )
         except torch.OutOfMemoryError as error:
             raise ResourceError(
-                f"lines {min(line_numbers)} to {max(line_numbers)}: a batch of {len(sources)} sentences does not fit into the memory of {device}",
+                f"{named_lines(batch)}: a batch of {len(batch)} sentences does not fit into the memory of {device}",
                 hint=f"Use smaller batches; now they have {self._batch_tokens} tokens (--batch-tokens).",
             ) from error
+
+
+def named_lines(batch: Sequence[Sentence]) -> str:
+    """Between which lines of the input a batch is, for a message."""
+    numbers = [sentence.line for sentence in batch]
+    return f"lines {min(numbers)} to {max(numbers)}"
 
 
 def _line_seed(seed: int, line: int) -> int:

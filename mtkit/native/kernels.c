@@ -747,6 +747,7 @@ static void activate(float *x, long ld, long rows, long width, long activation)
 struct best {
     const int64_t *forbidden; /* ascending: they count for the probabilities of the others and are never among the best */
     long num_forbidden, count;
+    const int64_t *forced; /* [R]: the one piece that a row may take, or -1 for any; NULL: any for all */
     float *highest; /* largest logit, -inf at first */
     double *sum; /* of the exponentials relative to it, 0 at first */
     float *value; /* [R, count], -inf at first: their logits, and in the end log-probabilities, best first; equal ones rank by their number */
@@ -780,6 +781,14 @@ static void add_logits(float *logits, long ld, long rows, long first, long n, co
         for (long i = 0; i < best->num_forbidden; i++)
             if (best->forbidden[i] >= first && best->forbidden[i] < first + n)
                 x[best->forbidden[i] - first] = -INFINITY;
+        if (best->forced != NULL && best->forced[r] >= 0) {
+            const long i = best->forced[r] - first;
+            if (i >= 0 && i < n) {
+                value[0] = x[i];
+                piece[0] = best->forced[r];
+            }
+            continue;
+        }
         for (long start = 0; start < padded; start += BLOCK) {
             if (!(tops[start / BLOCK] > value[count - 1]))
                 continue;

@@ -363,7 +363,9 @@ class Search:
         self._room_steps = num_steps
         return _StackRoom(stack, self._max_rows, num_scores=max(stack.num_heads * num_steps, 4 * _round_up(self._sources.longest, 16)))
 
-    def step(self, tokens_R: Tensor, position_D: Tensor, ancestor_RT: Tensor, start_R: Tensor, count_R: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, tokens_R: Tensor, position_D: Tensor, ancestor_RT: Tensor, start_R: Tensor, count_R: Tensor, forced_R: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The most probable pieces after each row.
 
         Args:
@@ -372,6 +374,7 @@ class Search:
             ancestor_RT: int32, for each row and step the row of that step that it descends from; for the present one, itself. May be wider.
             start_R: `Sources.start_B` of its sentence.
             count_R: And its length.
+            forced_R: The one piece that each may take, or -1 for any, int64; None = any for all.
 
         Returns:
             Log-probabilities, fp32, and pieces, int64, both [R, count], the best first; -inf where there are no more.
@@ -399,7 +402,7 @@ class Search:
             values=ctypes.addressof(self._values),
             start=start_R.data_ptr(),
             count=count_R.data_ptr(),
-            best=structs.Best(self._forbidden_ids.data_ptr(), len(self._forbidden_ids), self._count, *state),
+            best=structs.Best(self._forbidden_ids.data_ptr(), len(self._forbidden_ids), self._count, _address(forced_R), *state),
             room=self._room.struct,
             pointers=ctypes.addressof(room_for_pointers),
         )

@@ -78,7 +78,7 @@ class Best(ctypes.Structure):
         ("forbidden", POINTER),
         ("num_forbidden", LONG),
         ("count", LONG),
-        *[(name, POINTER) for name in ("highest", "sum", "value", "piece")],
+        *[(name, POINTER) for name in ("forced", "highest", "sum", "value", "piece")],
     )
 
 

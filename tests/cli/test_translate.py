@@ -387,3 +387,19 @@ def test_who_types_is_told_that_lines_are_waited_for(model_dir: Path) -> None:
     os.close(master)
     assert output.count(b"\n") == 1
     assert b"1 lines, " in errors
+
+
+def test_translations_begin_as_a_file_says(run: Run, tmp_path: Path) -> None:
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text("baki\n\nduna fogi\n")
+    data = "".join(f"{line}\n" for line in sentences(3, seed=3)).encode()
+    free, found = text_lines(run(data=data)), text_lines(run("--prefix", str(prefixes), data=data))
+    assert (found[0].startswith("baki"), found[1] == free[1], found[2].startswith("duna fogi")) == (True, True, True)
+    assert not free[0].startswith("baki")
+    assert "there are 3 prefixes, and more lines to translate" in run("--prefix", str(prefixes), data=data * 2, exit_code=3).stderr
+    for words, message in (
+        (["--prefix", str(prefixes), "--engine", "slots"], "--prefix does not go with --engine slots"),
+        (["--prefix", "-"], "--prefix cannot be stdin"),
+    ):
+        assert message in run(*words, data=data, exit_code=2).stderr
+    assert "nowhere: cannot be read" in run("--prefix", "nowhere", data=data, exit_code=3).stderr

@@ -27,7 +27,7 @@ from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import EOS_ID, Tokenizer
 from mtkit.decoding.scoring import length_penalty, refuse_nan
 from mtkit.decoding.search import Hypothesis
-from mtkit.decoding.translator import BATCH_TOKENS, LineTranslator, SearchConfig
+from mtkit.decoding.translator import BATCH_TOKENS, LineTranslator, SearchConfig, Sentence, named_lines
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
 from mtkit.model.device import InferencePrecisionName
 
@@ -101,8 +101,9 @@ class CTranslate2Translator(LineTranslator):
             "max_input_length": 0,  # they are cut already
         }
 
-    def _search(self, sources: Sequence[Sequence[int]], line_numbers: Sequence[int]) -> list[list[Hypothesis]]:
-        """The hypotheses of so many sources that every worker has several batches of them."""
+    def _search(self, batch: Sequence[Sentence]) -> list[list[Hypothesis]]:
+        """The hypotheses of so many sentences that every worker has several batches of them."""
+        sources = [sentence.source for sentence in batch]
         caps = [min(self.search.max_length(len(ids)), self._max_length) for ids in sources]
         batches = batches_by_length([len(ids) + 1 for ids in sources], max_tokens=self._worker_tokens)
         try:
@@ -114,9 +115,9 @@ class CTranslate2Translator(LineTranslator):
             return self._scored_again(sources, best) if self._exact_scores else best
         except RuntimeError as error:
             if "out of memory" not in str(error):
-                raise MTKitError(f"lines {min(line_numbers)} to {max(line_numbers)}: CTranslate2 failed: {error}") from error
+                raise MTKitError(f"{named_lines(batch)}: CTranslate2 failed: {error}") from error
             raise ResourceError(
-                f"lines {min(line_numbers)} to {max(line_numbers)}: CTranslate2 has not enough memory: {error}",
+                f"{named_lines(batch)}: CTranslate2 has not enough memory: {error}",
                 hint=f"Use smaller batches; now they have {self._worker_tokens} tokens (--batch-tokens).",
             ) from error
 

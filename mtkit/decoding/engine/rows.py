@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtkit.data.tokenizer import EOS_ID
+from mtkit.decoding.prefixes import Prefixes
 from mtkit.decoding.quantize import Int8Linear, NativeLinear, RoundedEmbedding
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Extensions, Hypothesis, search_extensions
@@ -110,15 +111,17 @@ class RowModel:
         penalty: PenaltyKind = "gnmt",
         n_best: int = 1,
         forbidden_ids: Sequence[int] = (),
+        prefixes: Prefixes | None = None,
     ) -> list[list[Hypothesis]]:
         """What `mtkit.decoding.search.beam_search` gives; see there for what is not described here. With `beam_size` 1 it is greedy search.
 
         Args:
             sources: Token ids of each sentence, without EOS.
+            prefixes: How the translations have to begin; None = with any piece.
         """
         if not sources:
             return []
-        step = _RowStep(self, sources, beam_size=beam_size, forbidden_ids=forbidden_ids)
+        step = _RowStep(self, sources, beam_size=beam_size, forbidden_ids=forbidden_ids, prefixes=prefixes)
         return search_extensions(step, max_lengths=max_lengths, beam_size=beam_size, length_penalty=length_penalty, penalty=penalty, n_best=n_best)
 
 
@@ -139,7 +142,15 @@ def _embedding(module: nn.Module) -> kernels.Embedding:
 class _RowStep:
     """The step function for a batch of sources, see `mtkit.decoding.search.ExtendFn`."""
 
-    def __init__(self, model: RowModel, sources: Sequence[Sequence[int]], *, beam_size: int, forbidden_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: RowModel,
+        sources: Sequence[Sequence[int]],
+        *,
+        beam_size: int,
+        forbidden_ids: Sequence[int],
+        prefixes: Prefixes | None = None,
+    ) -> None:
         tokens_M = torch.tensor([token for ids in sources for token in (*ids, EOS_ID)], dtype=torch.int64)
         lengths = [len(ids) + 1 for ids in sources]
         self._like = torch.empty(0)
@@ -149,6 +160,7 @@ class _RowStep:
         self._ancestor_RT = torch.empty(len(sources), FIRST_CAPACITY, dtype=torch.int32)
         self._num_steps = 0
         self._positions = model.positions
+        self._prefixes = prefixes
         self._search = kernels.Search(
             model.decoder,
             encoded,
@@ -168,7 +180,8 @@ class _RowStep:
             self._thin(self._num_steps - AGE_OF_THINNING)
         position_D = self._positions(self._num_steps + 1, like=self._like)[self._num_steps]
         self._num_steps += 1
-        return Extensions(*self._search.step(tokens_R.contiguous(), position_D, self._ancestor_RT, self._start_R, self._count_R))
+        forced_R = None if self._prefixes is None else self._prefixes.next(parents_R)
+        return Extensions(*self._search.step(tokens_R.contiguous(), position_D, self._ancestor_RT, self._start_R, self._count_R, forced_R))
 
     def _thin(self, step: int) -> None:
         """Keep of a step what hypotheses descend from, if that is less than half of it."""
