@@ -3,6 +3,10 @@
 PYTHON ?= python3
 JOBS ?= 2
 
+ifneq ($(words $(CURDIR)),1)
+$(error make cannot work in a directory with spaces in its path: $(CURDIR))
+endif
+
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed-runtime

@@ -6,10 +6,12 @@ of every file in it; a directory without a valid one does not count as existing.
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,13 +125,22 @@ def is_free(path: Path) -> bool:
 
 
 def require_free(path: Path) -> None:
-    """Refuse to make what is there already; for before the work that `atomic_directory` ends.
+    """Refuse to make what is there already, or what cannot get its name; for before the work that `atomic_directory` ends.
 
     Raises:
-        MTKitError: Something is there.
+        MTKitError: Something is there, or it is the current directory or a mount point.
     """
     if not is_free(path):
         raise MTKitError(f"{path}: exists already", hint="Choose another output, or remove it first.")
+    _require_movable(path)
+
+
+def _require_movable(path: Path) -> None:
+    """Refuse an empty directory in whose place no other can be put."""
+    place = Path(os.path.realpath(path))  # of "." itself Python says that it is a mount point
+    if place.is_dir() and (place.is_mount() or place.samefile(Path.cwd())):
+        what = "a mount point" if place.is_mount() else "the current directory"
+        raise MTKitError(f"{path}: is {what}, in whose place no other directory can be put", hint=f"Choose one inside it, such as {path / 'NAME'}.")
 
 
 def require_replaceable(path: Path, *, kind: str) -> None:
@@ -179,15 +190,38 @@ def atomic_directory(
             yield temporary
             seal_directory(temporary, kind=kind, config=config or {}, inputs=inputs or {})
             faults.reach("artefact.rename")
+            if target.is_dir():
+                _take_over_access(temporary, target)
             if overwrite and target.exists():
                 _exchange(temporary, target)
             else:
-                os.rename(temporary, target)
+                _rename(temporary, target)
             faults.reach("artefact.dirsync")
             sync(target.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def _take_over_access(new: Path, old: Path) -> None:
+    """Give a directory the mode and the group of the one that it replaces, which somebody may have chosen."""
+    status = old.stat()
+    if status.st_gid != new.stat().st_gid:
+        with contextlib.suppress(OSError):
+            os.chown(new, -1, status.st_gid)
+    new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _rename(new: Path, target: Path) -> None:
+    """Give a directory its name; one that is mounted somewhere and cannot be replaced is filled, with the manifest last."""
+    try:
+        os.rename(new, target)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        for entry in sorted(new.iterdir(), key=lambda entry: entry.name == MANIFEST_NAME):
+            shutil.move(entry, target / entry.name)
+        new.rmdir()
 
 
 def _exchange(new: Path, target: Path) -> None:

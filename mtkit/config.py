@@ -108,24 +108,18 @@ def read_config(path: Path) -> Tree:
     return typing.cast(Tree, tree)
 
 
-def read_layer(path: Path, cls: type[Any], *, table: str) -> Layer:
-    """The part of a TOML file that belongs to one config.
+def is_config_of_run(tree: Tree, cls: type[Any], *, table: str) -> bool:
+    """Whether what a file holds is the config of a whole training run, in which that of a part is one table among others, or that of the part alone.
 
-    A file may hold the config's own keys, or be the config of a whole training run, in which it is one table among others. A file with a table that
-    the config has no field for, or a preset, is such a run's config; without a table of the given name it sets nothing here.
+    It is the former where it names a preset, has that table, or another one that the part has no field for.
 
     Args:
-        path: The file.
-        cls: The dataclass that the layer is for.
+        tree: What `read_config` gave.
+        cls: The dataclass of the part.
         table: Its name in a run's config.
-
-    Raises:
-        ConfigError: The file is missing or not TOML.
     """
-    data = read_config(path)
     names = {field.name for field in dataclasses.fields(cls)}
-    is_run = "preset" in data or isinstance(data.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in data.items())
-    return Layer(name=str(path), data=data.get(table, {}) if is_run else data)
+    return "preset" in tree or isinstance(tree.get(table), dict) or any(isinstance(value, dict) and key not in names for key, value in tree.items())
 
 
 def parse_override(text: str) -> Tree:

@@ -74,6 +74,11 @@ def read_environment(environment: Mapping[str, str] | None = None) -> World:
     return world
 
 
+def is_launched() -> bool:
+    """Whether `launch` has started this process."""
+    return "MTKIT_LAUNCHER" in os.environ
+
+
 @contextlib.contextmanager
 def process_group(world: World, *, backend: str, timeout_s: float = 120.0) -> Iterator[None]:
     """Join the other processes for the time of the block. A world of one needs no group and gets none.
@@ -105,7 +110,7 @@ def process_group(world: World, *, backend: str, timeout_s: float = 120.0) -> It
 
 def _store_of_launcher(world: World, *, timeout: timedelta) -> "Store | None":
     """Where the processes of `launch` meet: rank 0 listens on the socket that it was given. None lets torch look into torchrun's environment."""
-    if "MTKIT_LAUNCHER" not in os.environ:
+    if not is_launched():
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -218,7 +223,7 @@ def watch_launcher() -> None:
 
     Nothing happens in a process that `launch` has not started.
     """
-    if "MTKIT_LAUNCHER" not in os.environ:
+    if not is_launched():
         return
     faulthandler.register(_SHOW_STACKS, all_threads=True)
     descriptor = int(os.environ["MTKIT_LAUNCHER"])

@@ -279,12 +279,23 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 faults.reach("atomic.fsync")
                 os.fsync(stream.fileno())
             faults.reach("atomic.rename")
-            os.replace(temporary, target)
+            _replace(temporary, target)
             faults.reach("atomic.dirsync")
             sync(target.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _replace(new: Path, target: Path) -> None:
+    """Give a file its name; one that is mounted and cannot be replaced is written to."""
+    try:
+        os.replace(new, target)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        shutil.copyfile(new, target)
+        new.unlink()
 
 
 def _own_descriptor(path: Path) -> int | None:

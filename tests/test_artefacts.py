@@ -276,3 +276,46 @@ def test_a_manifest_that_is_none(artefact: Path, content: bytes) -> None:
 
     with pytest.raises(ArtefactError, match="is not a manifest"):
         read_manifest(artefact)
+
+
+def make(path: Path) -> None:
+    with atomic_directory(path, kind="toy") as temporary:
+        (temporary / "part").write_bytes(b"x")
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "more").write_bytes(b"y")
+
+
+def test_a_directory_made_in_advance_keeps_its_mode_and_group(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private").chmod(0o2710)
+    group = (tmp_path / "private").stat().st_gid
+    make(tmp_path / "private")
+    status = (tmp_path / "private").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o2710, group)
+
+
+def test_what_cannot_be_replaced_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MTKitError, match="^.: is the current directory, in whose place no other directory can be put") as error:
+        require_free(Path())
+    assert "such as NAME" in (error.value.hint or "")
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
+    with pytest.raises(MTKitError, match="volume: is a mount point"):
+        require_free(tmp_path / "volume")
+
+
+def test_a_mounted_directory_that_is_not_known_to_be_one_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bound").mkdir()
+    real, inode = os.rename, (tmp_path / "bound").stat().st_ino
+
+    def rename(old: Path, new: Path) -> None:
+        if Path(new) == tmp_path / "bound":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    make(tmp_path / "bound")
+    verify_directory(tmp_path / "bound", kind="toy", level="full")
+    assert (tmp_path / "bound").stat().st_ino == inode
+    assert [path.name for path in tmp_path.iterdir()] == ["bound"]

@@ -571,3 +571,18 @@ def test_a_directory_is_made_where_a_link_to_nowhere_points(tmp_path: Path) -> N
     files.make_directory(tmp_path / "link" / "run")
     assert (tmp_path / "disk" / "place" / "run").is_dir()
     files.make_directory(tmp_path / "link")
+
+
+def test_a_mounted_file_that_cannot_be_replaced_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bound").write_bytes(b"old and longer")
+    inode = (tmp_path / "bound").stat().st_ino
+
+    def replace(_old: Path, _new: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with atomic_file(tmp_path / "bound") as stream:
+        stream.write(b"new")
+    assert (tmp_path / "bound").read_bytes() == b"new"
+    assert (tmp_path / "bound").stat().st_ino == inode
+    assert [path.name for path in tmp_path.iterdir()] == ["bound"]

@@ -181,7 +181,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         text = str(error)
-        if "No space left" in text or "StorageFull" in text or "FileTooLarge" in text:
+        if "No space left" in text or "StorageFull" in text or "File too large" in text or "FileTooLarge" in text:
             raise ResourceError(f"{path}: cannot be written: {text}", hint="Free some space; nothing was half-written.") from error
         raise MTKitError(f"{path}: cannot be written: {text}") from error
 

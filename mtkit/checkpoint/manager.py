@@ -36,8 +36,8 @@ class CheckpointConfig:
     every_minutes: float | None = 10.0
     """Minutes between two checkpoints, whichever comes first; None = only by steps."""
     keep_last: int = 5
-    """How many of the newest to keep, at least 1, and the newest of all besides: those of every `every_steps` updates before what was saved in
-    between, because of the time or of a stop."""
+    """How many of the newest to keep, at least 1; if more, those of every `every_steps` updates before what was saved in between, because of the time
+    or of a stop, and the newest of all besides."""
     keep_best: int = 1
     """How many of the best by the metric of early stopping to keep besides, 0 or more."""
 
@@ -138,7 +138,8 @@ class CheckpointManager:
         spaced = evenly_spaced(stored, self._config.every_steps)
         others = [checkpoint for checkpoint in stored if checkpoint not in spaced]
         newest = [*others, *spaced][-self._config.keep_last :]
-        keep = {checkpoint.step for checkpoint in (*newest, *stored[-1:], *self.ranked(stored)[: self._config.keep_best])}
+        newest = [*newest, *stored[-1:]] if self._config.keep_last > 1 else stored[-1:]
+        keep = {checkpoint.step for checkpoint in (*newest, *self.ranked(stored)[: self._config.keep_best])}
         for checkpoint in stored:
             if checkpoint.step not in keep:
                 doomed = temporary_name(checkpoint.path)
@@ -157,7 +158,7 @@ class CheckpointManager:
 
 def evenly_spaced(stored: Sequence[StoredCheckpoint], every_steps: int | None) -> list[StoredCheckpoint]:
     """Those of some checkpoints that lie about equally far from each other: at multiples of `checkpoint.every_steps`, and the newest if it is not
-    just behind one. What was saved in between, because of the time or of a stop, is left out.
+    just behind one. What was saved in between, because of the time or of a stop, or before the first update, is left out.
 
     Args:
         stored: By step.
@@ -165,7 +166,7 @@ def evenly_spaced(stored: Sequence[StoredCheckpoint], every_steps: int | None) -
     """
     if every_steps is None:
         return list(stored)
-    spaced = [checkpoint for checkpoint in stored if checkpoint.step % every_steps == 0]
+    spaced = [checkpoint for checkpoint in stored if checkpoint.step % every_steps == 0 < checkpoint.step]
     if stored and (not spaced or 2 * (stored[-1].step - spaced[-1].step) >= every_steps):
         spaced.append(stored[-1])
     return spaced

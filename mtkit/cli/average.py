@@ -31,7 +31,7 @@ def average(
     """
     from mtkit.checkpoint.average import average_checkpoints, select_best, select_last
     from mtkit.checkpoint.layout import CHECKPOINTS_NAME, read_every_steps
-    from mtkit.checkpoint.manager import evenly_spaced, scan_checkpoints
+    from mtkit.checkpoint.manager import StoredCheckpoint, scan_checkpoints
 
     if metric not in ("bleu", "chrf", "loss"):
         raise UsageError(f"--metric must be bleu, chrf or loss, but is {metric}")
@@ -45,15 +45,17 @@ def average(
             what = f"is no run: it has no {CHECKPOINTS_NAME}" if inputs[0].exists() else "does not exist"
             raise ArtefactError(f"{inputs[0]}: {what}", hint="Give the directory of a run, as --output of `mtkit train` named it.")
         stored, unreadable = scan_checkpoints(inputs[0] / CHECKPOINTS_NAME)
-        every_steps = read_every_steps(inputs[0])
-        for step, path in unreadable:
-            if last is None or sum(checkpoint.step > step for checkpoint in evenly_spaced(stored, every_steps)) < last:
-                raise ArtefactError(
-                    f"{path}: is damaged, and may be one of those that were asked for",
-                    hint="Remove it, or name the checkpoints to average instead of the run.",
-                )
-        chosen = select_last(stored, last, every_steps=every_steps) if last is not None else select_best(stored, best or 1, metric=metric)
-        paths = [checkpoint.path for checkpoint in chosen]
+        damaged = {path: StoredCheckpoint(path=path, step=step, scores={}) for step, path in unreadable}
+        meant = list(damaged) if last is None else []
+        if last is not None:
+            meant = paths = [one.path for one in select_last([*stored, *damaged.values()], last, every_steps=read_every_steps(inputs[0]))]
+        if bad := next((path for path in meant if path in damaged), None):
+            raise ArtefactError(
+                f"{bad}: is damaged, and may be one of those that were asked for",
+                hint="Remove it, or name the checkpoints to average instead of the run.",
+            )
+        if last is None:
+            paths = [one.path for one in select_best(stored, best or 1, metric=metric)]
     elif run := next((path for path in inputs if (path / CHECKPOINTS_NAME).is_dir()), None):
         hint = "Add --last 5, or --best 5." if len(inputs) == 1 else f"Name checkpoints, such as {run / CHECKPOINTS_NAME}/step-0001000, or models."
         raise UsageError(f"{run} is a run: say which of its checkpoints to average", hint=hint)

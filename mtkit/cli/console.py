@@ -17,7 +17,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, max=MAX_THREADS, help="CPU threads; in translation they are batches at the same time. [default: one per core]"),
+    typer.Option(
+        "--threads",
+        min=1,
+        max=MAX_THREADS,
+        help="CPU threads; in translation batches at the same time. [default: one per core, at most OMP_NUM_THREADS]",
+    ),
 ]
 
 

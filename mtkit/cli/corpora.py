@@ -13,11 +13,22 @@ from mtkit.data.corpus import Corpus, Source, parse_corpus
 from mtkit.data.records import HubDataset
 from mtkit.data.sources import PairedFiles
 from mtkit.errors import UsageError
+from mtkit.files import STDIO
 
 CORPUS_OPTIONS = ("--train", "--dev", "--test")
 """The options that take several words."""
 
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*)=(.+)", re.DOTALL)
+
+
+def require_one_stdin(words: Sequence[str]) -> None:
+    """Refuse to read stdin more than once: the second time it is empty.
+
+    Raises:
+        UsageError: `-` is among the names of texts more than once.
+    """
+    if list(words).count(STDIO) > 1:
+        raise UsageError("stdin (-) can stand for one text only")
 
 
 class MultiValueCommand(TyperCommand):

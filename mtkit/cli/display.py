@@ -173,7 +173,7 @@ def describe(record: Record) -> str:
         return f"warning: the model is made of the next best checkpoint, for a better one is damaged: {record['reason']}"
     if record.get("resumed"):
         return f"nothing to do: the run is finished at step {step} ({record['reason']})"
-    begun = "; no validation was better than that of the model it began with, which is handed over" if record["best_step"] == 0 < step else ""
+    begun = "; no validation was better than that of the model it began with, which is handed over" if record["handed_over"] == 0 < step else ""
     return f"step {step}  finished: {record['reason']}{begun}"
 
 

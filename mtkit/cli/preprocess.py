@@ -12,7 +12,7 @@ import typer
 
 from mtkit.cli import console
 from mtkit.cli.console import JsonOption, QuietOption
-from mtkit.cli.corpora import MultiValueCommand, parse_test_sets
+from mtkit.cli.corpora import MultiValueCommand, parse_test_sets, require_one_stdin
 from mtkit.cli.settings import part_layers
 from mtkit.config import resolve
 from mtkit.cores import num_cores
@@ -72,6 +72,7 @@ def preprocess(
     The result does not depend on the number of workers. A run that was interrupted goes on where it stopped.
     """
     config = _resolve(config_file, overrides or [])
+    require_one_stdin([*train, *(dev or []), *(test or [])])
     train_corpus = parse_corpus(train, src_lang=src_lang, tgt_lang=tgt_lang)
     held_out: dict[str, Corpus] = {}
     if dev:

@@ -7,6 +7,7 @@ import typer
 
 from mtkit import files
 from mtkit.cli import console
+from mtkit.cli.corpora import require_one_stdin
 from mtkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _score_pairs(
     from mtkit.evaluation.checks import check_line_counts, find_markup
     from mtkit.model.device import resolve_device
 
-    _require_one_stdin([src, tgt])
+    require_one_stdin([src, tgt])
     texts = [_read(src), _read(tgt)]
     check_line_counts(texts)
     for markup in filter(None, map(find_markup, texts)):
@@ -163,16 +164,11 @@ def _score_pairs(
     )
 
 
-def _require_one_stdin(paths: list[str]) -> None:
-    if paths.count(files.STDIO) > 1:
-        raise UsageError("stdin (-) can stand for one text only")
-
-
 def _references(
     refs: list[str], test_set: str | None, lang_pair: str | None, src: str | None, hyps: list[str]
 ) -> "tuple[list[NamedLines], NamedLines | None, TestSet | None]":
     """The references, the source where it is known, and the public test set if they come from one."""
-    _require_one_stdin([*refs, *hyps, src or ""])
+    require_one_stdin([*refs, *hyps, src or ""])
     if test_set is None:
         if not refs:
             raise UsageError("there are no references", hint="Give --ref FILE, or --test-set NAME -l SRC-TGT.")

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtkit.config import Layer, parse_override, read_config, read_layer
+from mtkit.config import Layer, check_keys, is_config_of_run, parse_override, read_config
+from mtkit.errors import ConfigError
 
 
 def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, table: str) -> list[Layer]:
@@ -17,14 +18,22 @@ def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, 
         table: Its name in the config of a run.
 
     Raises:
-        ConfigError: The file cannot be read, or names a preset that there is not; or a word is not of the form key=value.
+        ConfigError: The file cannot be read, has a key that a run's config lacks, or names a preset that there is not; or a word is not of the form
+            key=value.
     """
     layers = []
     if file is not None:
-        if (name := read_config(file).get("preset")) is not None:
-            from mtkit.training.config import preset
+        tree = read_config(file)
+        if is_config_of_run(tree, cls, table=table):
+            from mtkit.training.config import TrainConfig, preset
 
-            layer = preset(str(name))
-            layers.append(Layer(name=layer.name, data=layer.data.get(table, {})))
-        layers.append(read_layer(file, cls, table=table))
+            try:
+                check_keys(TrainConfig, {key: value for key, value in tree.items() if key != "preset"})
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error.message}", hint=error.hint) from None
+            if (name := tree.get("preset")) is not None:
+                layer = preset(str(name))
+                layers.append(Layer(name=layer.name, data=layer.data.get(table, {})))
+            tree = tree.get(table, {})
+        layers.append(Layer(name=str(file), data=tree))
     return layers + [Layer(name=f"--set {text}", data=parse_override(text)) for text in overrides]

@@ -42,6 +42,7 @@ def _tokenizer_rows(found: "Inspection") -> Iterator[Row]:
     yield "normalization", str(config.get("normalization"))
     if symbols := config.get("user_defined_symbols"):
         yield "own symbols", _names(symbols)
+    yield "tokenizer", str(facts["tokenizer"])[:16]
     counts = [f"{_number(text['num_sentences'])} of {_number(text['num_lines'])} lines" for text in facts["trained_on"].values()]
     yield "trained on", " and ".join(counts)
 

@@ -8,10 +8,11 @@ import typer
 
 from mtkit.artefacts import require_free
 from mtkit.cli import console
+from mtkit.cli.corpora import require_one_stdin
 from mtkit.cli.settings import part_layers
 from mtkit.config import Layer, Tree, resolve
 from mtkit.data.corpus import Corpus, holds_both_sides, parse_corpus
-from mtkit.data.sources import check_start_of
+from mtkit.data.sources import ReadCounts, check_start_of
 from mtkit.decoding.windows import open_windows
 from mtkit.errors import DataError, UsageError
 from mtkit.files import MAX_LINE_BYTES, STDIO, LineReader, one_line, open_lines, open_output
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from mtkit.data.tokenizer import Side, Tokenizer, TokenizerConfig
 
 _WINDOW_LINES = 1000
+_COLUMNED_SHARE = 0.9
+"""Of the lines of a text: with more of them in two columns it is a table."""
 
 ModelArgument = Annotated[
     Path, typer.Argument(help="A tokenizer directory, or a model, checkpoint, shard set or run that holds one.", metavar="TOKENIZER")
@@ -82,6 +85,7 @@ def train(
     flags = {"--vocab-size": ("vocab_size", vocab_size), "--type": ("type", type_), "--joint/--separate": ("joint", joint)}
     settings = _resolve(config, overrides or [], flags={name: {key: value} for name, (key, value) in flags.items() if value is not None})
     require_free(output)
+    require_one_stdin([*(files or []), *(src or []), *(tgt or [])])
     texts = _texts(files or [], src or [], tgt or [], joint=settings.joint)
     corpora = [parse_corpus([file], src_lang=src_lang, tgt_lang=tgt_lang) for file in files or [] if holds_both_sides(file)]
     for corpus in corpora:
@@ -130,14 +134,23 @@ def _texts(files: Sequence[str], src: Sequence[str], tgt: Sequence[str], *, join
 
 def _read(texts: Sequence[tuple["Side", str]], corpora: Sequence[Corpus]) -> Iterator[tuple["Side", str]]:
     for side, file in texts:
+        num_columned = 0
         with open_lines(file) as lines:
             for line in lines:
+                num_columned += line.count("\t") == 1
                 yield side, line
-            _warn_of_repairs(lines)
+            _warn_of_repairs(lines, lines.name)
+        if num_columned > _COLUMNED_SHARE * lines.num_lines:
+            console.warn(
+                f"{lines.name}: {num_columned} of {lines.num_lines} lines hold one tab, and were taken for text, tab and all. "
+                "A table of source and target is read as such from a file named *.tsv"
+            )
     for corpus in corpora:
-        for src, tgt in corpus.pairs():
+        counts = ReadCounts()
+        for src, tgt in corpus.pairs(counts=counts):
             yield "src", src
             yield "tgt", tgt
+        _warn_of_repairs(counts, corpus.name)
 
 
 # --- encode and decode ------------------------------------------------------------------------------------------------------------------
@@ -150,7 +163,7 @@ def encode(
     input_: InputOption = STDIO,
     output: OutputOption = STDIO,
 ) -> None:
-    """Turn each line of text into a line of pieces, or ids, with spaces between them."""
+    """Turn each line of text into a line of pieces, or ids, with spaces between them. A piece may hold U+2028 and the like, but never a line feed."""
     tokenizer, side_ = _open_tokenizer(model, side)
 
     def convert(lines: list[str], _first: int) -> list[str]:
@@ -176,7 +189,7 @@ def decode(
             words = [word for word in line.split(" ") if word]
             try:
                 row = [_parse_id(word) for word in words] if ids else tokenizer.piece_ids(words, side_)
-                texts += tokenizer.decode([row], side_)
+                texts += map(one_line, tokenizer.decode([row], side_))
             except ValueError as error:
                 name = "stdin" if input_ == STDIO else input_
                 raise DataError(f"{name}:{number}: {error}", hint="Was it made by another tokenizer, or for the other side?") from error
@@ -212,14 +225,14 @@ def _filter(input_: str, output: str, convert: Callable[[list[str], int], list[s
         first = 1
         for lines in windows:
             for text in convert(lines, first):
-                writer.write(one_line(text))
+                writer.write(text)
             writer.flush()
             first += len(lines)
-        _warn_of_repairs(windows.reader)
+        _warn_of_repairs(windows.reader, windows.reader.name)
 
 
-def _warn_of_repairs(lines: LineReader) -> None:
-    if lines.num_bad_utf8:
-        console.warn(f"{lines.name}: {lines.num_bad_utf8} lines hold bytes that are not UTF-8; U+FFFD stands for them")
-    if lines.num_cut:
-        console.warn(f"{lines.name}: {lines.num_cut} lines are longer than {MAX_LINE_BYTES} bytes and were cut there")
+def _warn_of_repairs(counts: LineReader | ReadCounts, name: str) -> None:
+    if counts.num_bad_utf8:
+        console.warn(f"{name}: {counts.num_bad_utf8} lines hold bytes that are not UTF-8; U+FFFD stands for them")
+    if counts.num_cut:
+        console.warn(f"{name}: {counts.num_cut} lines are longer than {MAX_LINE_BYTES} bytes and were cut there")

@@ -9,7 +9,7 @@ import typer
 
 from mtkit.cli import console
 from mtkit.cli.console import DeviceOption, JsonOption, QuietOption, ThreadsOption
-from mtkit.cli.corpora import MultiValueCommand
+from mtkit.cli.corpora import MultiValueCommand, require_one_stdin
 from mtkit.cli.display import open_display
 from mtkit.errors import UsageError
 from mtkit.files import STDIO, open_output
@@ -40,7 +40,7 @@ def train(
     dev_data: Annotated[list[str] | None, typer.Option("--dev", metavar="SRC TGT", help="Dev set, in the same form.")] = None,
     shards: Annotated[
         list[Path] | None,
-        typer.Option("--shards", help="Instead of --train: a directory that `mtkit preprocess` wrote, and its dev set unless --dev."),
+        typer.Option("--shards", metavar="DIR", help="Instead of --train: a directory that `mtkit preprocess` wrote, and its dev set unless --dev."),
     ] = None,
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Encode --train while training, without shards; --train - reads TSV from stdin.")
@@ -51,13 +51,13 @@ def train(
     src_lang: Annotated[str | None, typer.Option("--src-lang", help="Source language code, such as en.")] = None,
     tgt_lang: Annotated[str | None, typer.Option("--tgt-lang", help="Target language code, such as de.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="tiny, small, base, big (the paper's) or deep.")] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any of the config's keys.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file with any config keys, or the config.json of a run.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a config key, such as optim.lr=5e-4; repeatable.")
     ] = None,
     init_from: Annotated[
         Path | None,
-        typer.Option("--init-from", metavar="MODEL", help="Fine-tune: begin with the weights and the tokenizer of a model."),
+        typer.Option("--init-from", metavar="MODEL", help="Fine-tune: begin with the weights of a model, and take its architecture and tokenizer."),
     ] = None,
     keep_optimizer: Annotated[
         bool | None,
@@ -88,6 +88,7 @@ def train(
         raise UsageError(
             f"--shards was given {len(shards)} times", hint="One shard set can hold several corpora: name all in one `mtkit preprocess`."
         )
+    require_one_stdin([*(train_data or []), *(dev_data or [])])
     flags: dict[str, object] = {
         "data": {
             "train": train_data,
@@ -113,12 +114,12 @@ def train(
         raise UsageError("no output directory was given", hint="Add --output runs/NAME")
     config = resolved.config
     from mtkit.cores import num_cores, num_threads
-    from mtkit.distributed import launch, read_environment, watch_launcher
+    from mtkit.distributed import is_launched, launch, read_environment, watch_launcher
     from mtkit.training.run import RunDirectory
 
     num_workers = workers or num_cores()
     world = read_environment()
-    if world.is_main and not quiet:
+    if world.is_main and not is_launched():
         _warn_of_idle_settings(resolved)
     if num_processes > 1 and world.size == 1:
         from mtkit.training.prepare import prepare_data
@@ -197,15 +198,15 @@ def resolve_config(
 
 def _architecture_layer(init_from: str, output: Path | None) -> "Layer | None":
     """The architecture of the model that a run begins with; None where that is nowhere to be read."""
-    from mtkit.checkpoint.layout import CONFIG_NAME, find_model
+    from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, checkpoint_directories, find_model
     from mtkit.config import Layer
     from mtkit.files import read_json
     from mtkit.model.config import ONLY_IN_TRAINING
 
-    if Path(init_from).exists():
+    if output is not None and (output / CONFIG_NAME).exists() and checkpoint_directories(output / CHECKPOINTS_NAME):
+        saved = output / CONFIG_NAME  # the run goes on, and needs the model no more
+    elif Path(init_from).exists():
         saved = find_model(Path(init_from)) / CONFIG_NAME
-    elif output is not None and (output / CONFIG_NAME).exists():
-        saved = output / CONFIG_NAME
     else:
         return None
     value = read_json(saved)

@@ -158,7 +158,7 @@ def partial_shards(output: Path, *, job: str | None) -> Iterator[PartialShards]:
 
 def partial_directory(output: Path) -> Path:
     """The hidden directory beside `output`."""
-    target = Path(os.path.abspath(output))
+    target = Path(os.path.realpath(output))
     return target.with_name(f".{target.name}.partial")
 
 

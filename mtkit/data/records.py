@@ -79,6 +79,9 @@ class RecordFile:
         with open_lines(self.path) as lines:
             try:
                 for line in lines:
+                    if lines.num_cut:
+                        where = f"{self.path}:{lines.num_lines}"
+                        raise DataError(f"{where}: is longer than {MAX_LINE_BYTES} bytes", hint="Split it, or leave it out: no sentence is so long.")
                     if line.strip():
                         if skip.num_left:
                             skip.num_left -= 1
@@ -91,6 +94,8 @@ class RecordFile:
     def _parse(self, line: str, *, where: str) -> tuple[str | None, str | None]:
         try:
             texts = json.loads(line)["translation"]
+            if texts is None:
+                raise DataError(f"{where}: its translation is null", hint=_SCHEMA_HINT)
             src, tgt = texts[self.src_lang], texts[self.tgt_lang]
         except KeyError as error:
             raise DataError(f"{where}: has no {error}", hint=_SCHEMA_HINT) from error

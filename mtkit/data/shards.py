@@ -22,7 +22,7 @@ from mtkit.artefacts import Manifest, Verify, verify_directory
 from mtkit.config import from_dict
 from mtkit.data.token_file import DAMAGED_HINT, Ids, Int64s, TokenFile
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.errors import ArtefactError, ConfigError, ResourceError
+from mtkit.errors import ArtefactError, ConfigError
 from mtkit.files import read_json, read_lines
 
 KIND = "shards"
@@ -75,19 +75,10 @@ def _is_read_whole(meta: ShardSetMeta) -> bool:
     return 2 * num_tokens + 16 * sum(shard.num_pairs for shard in meta.shards) <= CHECKED_BYTES
 
 
-def _allow_open_files(count: int, directory: Path) -> None:
-    """Let this process have so many files open, and those that it has besides: each mapped file is one.
-
-    Raises:
-        ResourceError: It may not.
-    """
+def _allow_open_files(count: int) -> None:
+    """Let this process have so many files open, and those that it has besides, as far as it may be allowed to: each mapped file is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise ResourceError(
-            f"{directory}: {count} files have to be open at once, but a process may have {hard} open here",
-            hint="Raise the limit with `ulimit -n`, or make fewer and larger shards with `mtkit preprocess --set shard_pairs=...`.",
-        )
+    needed = count + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(count + _OTHER_FILES, hard)
     if soft != resource.RLIM_INFINITY and needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -147,7 +138,7 @@ class ShardSet:
         manifest = verify_directory(directory, kind=KIND, level=verify)
         meta = _read_meta(directory / META_NAME)
         tokenizer = Tokenizer.read_files(directory / TOKENIZER_DIRECTORY)
-        _allow_open_files(2 * len(meta.shards), directory)
+        _allow_open_files(2 * len(meta.shards))
         if tokenizer.fingerprint != meta.tokenizer:
             raise ArtefactError(
                 f"{directory}: the bundled tokenizer has the fingerprint {tokenizer.fingerprint}, but the shards were made with {meta.tokenizer}",

@@ -9,6 +9,7 @@ All numbers are little-endian:
 Nothing of a file is held in memory but what is asked for, so that a file may be larger than the memory.
 """
 
+import errno
 import mmap
 import os
 import struct
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.errors import ArtefactError
+from mtkit.errors import ArtefactError, ResourceError
 
 MAGIC = b"MTKITIDS"
 TOKEN_FILE_VERSION = 1
@@ -126,6 +127,11 @@ class TokenFile:
                 ends = [os.pread(stream.fileno(), 8, position) for position in (start, size - 8)]
                 self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise ResourceError(
+                    f"{path}: cannot be opened, for this process has as many files open as it may have",
+                    hint="Raise the limit with `ulimit -n`, or make fewer and larger shards with `mtkit preprocess --set shard_pairs=...`.",
+                ) from error
             raise ArtefactError(f"{path}: cannot be read: {error.strerror or error}") from error
         if not read_offsets:
             self._advise("MADV_RANDOM")  # no more is read than is asked for

@@ -442,7 +442,8 @@ def _explain_training_error(message: str, config: TokenizerConfig, *, place: str
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return ConfigError(
             f"vocab_size {config.vocab_size} is too small for {place}: the smallest possible size is {match[1]}",
-            hint=f"{where}. A lower character_coverage needs fewer pieces.",
+            hint=f"{where}. A lower character_coverage needs fewer pieces"
+            + (f", and {len(config.user_defined_symbols)} of them are user_defined_symbols." if config.user_defined_symbols else "."),
         )
     if "!sentences_.empty()" in message or "(all_chars_count) > (0)" in message:
         return DataError(f"{place} is empty after normalization ({config.normalization}): there is nothing to train a tokenizer on")

@@ -199,19 +199,20 @@ def require_tying_fits(model: ModelConfig, *, joint: bool) -> None:
         )
 
 
-def schedule_warning(config: TrainConfig, *, updates_per_epoch: int | None) -> str | None:
+def schedule_warning(config: TrainConfig, *, updates_per_epoch: int | None, padding_share: float = 0.0) -> str | None:
     """What is odd about the learning rate of a run: a peak or an end that it never reaches; None if all is well.
 
     Args:
         config: Of the run.
         updates_per_epoch: None = not known.
+        padding_share: Of an update: `training.max_tokens` does not count it, `batch.batch_tokens` does.
     """
     limits, optim = config.training, config.optim
     ends = {"training.max_steps": limits.max_steps}
     if limits.max_epochs is not None and updates_per_epoch is not None:
         ends["training.max_epochs"] = limits.max_epochs * updates_per_epoch
     if limits.max_tokens is not None:
-        ends["training.max_tokens"] = -(-limits.max_tokens // config.batch.batch_tokens)
+        ends["training.max_tokens"] = math.ceil(limits.max_tokens / (config.batch.batch_tokens * (1.0 - padding_share)))
     known = {name: end for name, end in ends.items() if end is not None}
     if not known:
         return None

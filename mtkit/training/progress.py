@@ -7,7 +7,7 @@ Every record has `kind` and `step`. The kinds:
             tgt_tokens_per_s (real target tokens), data_wait_share, tgt_tokens, skipped, elapsed_s, and how much of it went
             into checkpoints: saving_s
     valid   results on the dev set: loss, ppl, and bleu, chrf where it was translated; is_best
-    end     why the run ended; best_step, that of the best validation
+    end     why the run ended; handed_over, the step of the checkpoint that the model is
     unvalidated     a validation failed, and the run went on: reason, traceback
 
 Other tools may rely on these names. A record is on disk before training goes on; a run that resumes first removes records after its checkpoint.

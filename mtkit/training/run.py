@@ -147,7 +147,7 @@ class RunDirectory:
     def _require_own_files(self, config: Any, *, makes_data: bool) -> None:
         """Refuse what a run would take for its own, or replace, and what is of something else: as in the directory of a project."""
         foreign = []
-        if config is not None and not (isinstance(config, dict) and set(_TABLES) <= config.keys()):
+        if config is not None and not (isinstance(config, dict) and all(isinstance(config.get(table), dict) for table in _TABLES)):
             foreign.append(self._config)
         if config is None and not self.has_checkpoints():
             foreign += [self.metrics] if self.metrics.exists() else []
@@ -165,8 +165,11 @@ class RunDirectory:
         return (self.model / MANIFEST_NAME).exists() and not self.has_checkpoints()
 
     def save_config(self, config: TrainConfig) -> None:
-        """Save the config with which training begins or goes on."""
-        write_json(self._config, codec.to_dict(config))
+        """Save the config with which training begins or goes on. What it began with is not changed by another spelling later."""
+        tree = codec.to_dict(config)
+        if self.has_checkpoints() and self._config.exists():
+            tree["training"]["init_from"] = read_json(self._config)["training"].get("init_from")
+        write_json(self._config, tree)
 
     def require_new(self) -> None:
         """Refuse to go on where a run has begun.

@@ -1,6 +1,5 @@
 """What a run puts on disk and takes up again: its checkpoints, and at its end the model that it hands over."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ class RunStore:
             raise ArtefactError(
                 f"{checkpoint.path}: was trained on data with the fingerprint {str(inputs.get('data'))[:16]}, "
                 f"but the data given now has {self._data.fingerprint[:16]}",
-                hint="Give the data that the run was started with, or choose another --output for a new run.",
+                hint="Give the data that the run was started with, and with --shards the same --dev, or choose another --output for a new run.",
             )
         changes = codec.differences(codec.to_dict(read_description(checkpoint.path).model), codec.to_dict(self._config.model))
         if changes:
@@ -107,13 +106,14 @@ class RunStore:
                 tokenizer=self._data.tokenizer,
             )
 
-    def hand_over(self) -> list[str]:
+    def hand_over(self) -> tuple[int, list[str]]:
         """Write the run's model: the best checkpoint by the metric, or the last where none was validated by it. Only the main process calls it.
 
         Returns:
-            A line for each damaged one that was passed over.
+            Its step, and a line for each damaged one that was passed over.
         """
-        path, damage = self._best_undamaged()
+        best, damage = self._best_undamaged()
+        path = best.path
         save_model(
             self._run.model,
             tensors=read_tensors(path / MODEL_NAME),
@@ -122,9 +122,9 @@ class RunStore:
             inputs={"checkpoint": read_manifest(path).fingerprint},
             overwrite=True,
         )
-        return damage
+        return best.step, damage
 
-    def _best_undamaged(self) -> tuple[Path, list[str]]:
+    def _best_undamaged(self) -> tuple[StoredCheckpoint, list[str]]:
         """The checkpoint to make the model of, and what is wrong with those that come before it."""
         damage = []
         stored = self.manager.stored()
@@ -135,7 +135,7 @@ class RunStore:
             except ArtefactError as error:
                 damage.append(error.message)
                 continue
-            return checkpoint.path, damage
+            return checkpoint, damage
         raise ArtefactError(f"{self.manager.directory}: holds no undamaged checkpoint to make a model of: " + "; ".join(damage))
 
     def _provenance(self, state: TrainState) -> dict[str, Any]:

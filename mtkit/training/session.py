@@ -92,6 +92,8 @@ def open_session(
             for warning in warnings:
                 say(f"warning: {warning}")
             if checkpoint is not None:
+                if (begun := config.training.init_from) is not None and not Path(begun).exists():
+                    say(f"warning: {begun}: is not there; the run goes on without it")
                 say(f"going on from {checkpoint.path}")
             elif initial is not None:
                 say(f"beginning with the weights of {initial.path}")

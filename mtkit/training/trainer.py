@@ -354,10 +354,10 @@ class Trainer:
                 f"stopped at step {self.state.step}; the state is saved in {self._run.checkpoints}. Run the same command again to go on.",
                 interrupted=self._stop.interrupted,
             )
-        if self.place.world.is_main:
-            for line in self.store.hand_over():
-                yield {"kind": "damaged", "step": self.state.step, "reason": line}
-        end = {"reason": reason, "best_step": self.state.best_step, "elapsed_s": round(self._elapsed(), 1)}
+        handed_over, damage = self.store.hand_over() if self.place.world.is_main else (None, [])
+        for line in damage:
+            yield {"kind": "damaged", "step": self.state.step, "reason": line}
+        end = {"reason": reason, "handed_over": handed_over, "elapsed_s": round(self._elapsed(), 1)}
         yield self._record({"kind": "end", "step": self.state.step, **end})
 
     # --- small parts --------------------------------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class Trainer:
             "updates_per_epoch": updates_per_epoch,
             "micro_batches_per_update": self.feed.budget.micro_per_update,
             "padding_share": planned.plan.padding_share,
-            "warning": schedule_warning(self.config, updates_per_epoch=updates_per_epoch),
+            "warning": schedule_warning(self.config, updates_per_epoch=updates_per_epoch, padding_share=planned.plan.padding_share),
         }
 
     def _record(self, record: Record) -> Record:

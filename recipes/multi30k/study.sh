@@ -6,6 +6,8 @@
 # DATA holds the raw files that the README names. Each line of VARIANTS (study.txt) is a name, a number of pieces, and options of `mtkit train`.
 # What is finished is not done again, and an interrupted training goes on where it was.
 #
+# What is made of one form of the text, with so many updates, lies in OUT/TEXT-STEPS/VARIANT/seed-N.
+#
 # Variables: TEXT (raw, or lc), see the README; SEEDS (1 2 3); JOBS, trainings at a time (1); STEPS, updates of each (those of the recipe); TRAIN_FLAGS, further options for all, for
 # example '--device cuda'; MTKIT, PYTHON, and those of the Makefile.
 set -eu
@@ -16,8 +18,10 @@ SEEDS=${SEEDS:-1 2 3} JOBS=${JOBS:-1} MTKIT=${MTKIT:-mtkit} PYTHON=${PYTHON:-pyt
 export TEXT=${TEXT:-raw}
 [ "$TEXT" = lc ] && config=config-lc || config=config
 STEPS=${STEPS:-$(sed -n 's/^max_steps = //p' "$recipe/$config.toml")}
-mkdir -p "$out"
+mkdir -p "$out/$TEXT-$STEPS"
 data=$(cd "$data" && pwd) out=$(cd "$out" && pwd) # make works in the directory of the recipe
+runs=$out/$TEXT-$STEPS failures=$(mktemp)
+trap 'rm -f "$failures"' EXIT
 
 lines() { # the variants, without comments and blank lines
     sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$variants"
@@ -34,10 +38,11 @@ while read -r name pieces flags; do
     for seed in $SEEDS; do
         while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done
         # The last ten checkpoints are averaged: fifty of a run lie close enough together.
-        recipe_make results "$pieces" RUN="$out/$name/seed-$seed" SEED="$seed" \
+        recipe_make results "$pieces" RUN="$runs/$name/seed-$seed" SEED="$seed" \
             TRAIN_FLAGS="--set training.max_steps=$STEPS --set checkpoint.every_steps=$(((STEPS + 49) / 50)) $flags $TRAIN_FLAGS" \
-            > "$out/$name-$seed.log" 2>&1 < /dev/null || echo "$name, seed $seed: failed, see $out/$name-$seed.log" >&2 &
+            > "$runs/$name-$seed.log" 2>&1 < /dev/null || echo "$name, seed $seed: failed, see $runs/$name-$seed.log" | tee -a "$failures" >&2 &
     done
 done < <(lines)
 wait
-PYTHONPATH="$recipe/../..${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m recipes.multi30k.study "$out" $(lines | awk '{ print $1 }')
+PYTHONPATH="$recipe/../..${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -m recipes.multi30k.study "$runs" $(lines | awk '{ print $1 }')
+[ ! -s "$failures" ]

@@ -10,6 +10,7 @@ import sys
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
+from mtkit.errors import MTKitError
 from mtkit.files import STDIO, open_lines, open_output
 
 
@@ -23,4 +24,9 @@ def main(language: str, source: str = STDIO, target: str = STDIO) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if not 2 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except MTKitError as error:
+        sys.exit(f"error: {error}")

@@ -377,6 +377,7 @@ def stored(*steps: int) -> list[StoredCheckpoint]:
         ((10, 20, 30, 36), 10, [10, 20, 30, 36]),  # the end of a run
         ((20, 31, 40, 52, 60), 20, [20, 40, 60]),  # by the time too
         ((3, 7), 10, [7]),
+        ((0, 10, 20), 10, [10, 20]),  # before the first update
         ((3, 7, 41), None, [3, 7, 41]),
         ((), 10, []),
     ],
@@ -393,3 +394,7 @@ def test_what_the_time_has_saved_does_not_crowd_out_what_can_be_averaged(tmp_pat
         seen.append(steps(keeper))
     assert seen[4] == [10, 14, 18], "as many as were asked for, whatever they are"
     assert seen[-2:] == [[20, 30, 40], [20, 30, 40, 42]], "and the newest of all besides"
+    alone = CheckpointManager(tmp_path / "alone", config=CheckpointConfig(every_steps=10, keep_last=1, keep_best=0), metric="loss")
+    for step in (10, 12):
+        add(alone, step)
+    assert steps(alone) == [12]

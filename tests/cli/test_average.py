@@ -116,3 +116,13 @@ def test_what_a_stop_has_saved_is_not_averaged(toy_run: Path, tmp_path: Path) ->
     (run / "config.json").unlink()
     average(run, "--last", "2", "--output", tmp_path / "all")
     assert len(load_model(tmp_path / "all").description.provenance["averaged"]) == 2
+
+
+@pytest.mark.parametrize(("step", "last", "is_refused"), [(2, "3", False), (6, "2", False), (13, "2", False), (16, "2", True)])
+def test_only_damage_to_what_would_be_averaged_matters(toy_run: Path, tmp_path: Path, step: int, last: str, is_refused: bool) -> None:
+    run = Path(shutil.copytree(toy_run, tmp_path / "run"))
+    damaged = run / "checkpoints" / f"step-{step:07d}"
+    shutil.copytree(run / "checkpoints" / "step-0000004", damaged)
+    (damaged / "MANIFEST.json").write_text("{")
+    result = average(run, "--last", last, "--output", tmp_path / "model", exit_code=4 if is_refused else 0)
+    assert (f"{damaged}: is damaged, and may be one" in result.stderr) == is_refused

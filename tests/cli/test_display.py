@@ -68,10 +68,10 @@ def test_seconds(seconds: float, text: str) -> None:
             {"kind": "damaged", "step": 9, "reason": "c/model.safetensors: is damaged"},
             "warning: the model is made of the next best checkpoint, for a better one is damaged: c/model.safetensors: is damaged",
         ),
-        ({"kind": "end", "step": 9, "reason": "why", "best_step": None}, "step 9  finished: why"),
-        ({"kind": "end", "step": 0, "reason": "why", "best_step": 0}, "step 0  finished: why"),
+        ({"kind": "end", "step": 9, "reason": "why", "handed_over": None}, "step 9  finished: why"),
+        ({"kind": "end", "step": 0, "reason": "why", "handed_over": 0}, "step 0  finished: why"),
         (
-            {"kind": "end", "step": 9, "reason": "why", "best_step": 0},
+            {"kind": "end", "step": 9, "reason": "why", "handed_over": 0},
             "step 9  finished: why; no validation was better than that of the model it began with, which is handed over",
         ),
         ({"kind": "end", "step": 9, "reason": "why", "resumed": True}, "nothing to do: the run is finished at step 9 (why)"),

@@ -64,7 +64,7 @@ def test_shards_from_several_corpora(run: Run) -> None:
 
 
 def test_settings_come_from_file_and_flags(run: Run) -> None:
-    Path("c.toml").write_text("[preprocess.filters]\ndrop_duplicates = true\nmax_length = 7\n[model]\nx = 1\n")
+    Path("c.toml").write_text("[preprocess.filters]\ndrop_duplicates = true\nmax_length = 7\n[model]\nd_model = 512\n")
     Path("flat.toml").write_text("[filters]\ndrop_duplicates = true\nmax_length = 7\n")
     for name in ("c.toml", "flat.toml"):
         result = run(

@@ -28,3 +28,17 @@ def test_without_a_file_only_the_options_count() -> None:
 def test_an_unknown_preset_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no preset 'huge'"):
         settings('preset = "huge"\n', tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("[tokenizr]\nvocab_size = 600\n", "unknown key tokenizr", "Did you mean tokenizer?"),
+        ("vocab_size = 500\n[tokenizer]\nseed = 2\n", "unknown key vocab_size", "Did you mean tokenizer.vocab_size?"),
+        ("[tokenizer]\nseed = 2\n[preprocess.filtres]\nmax_length = 5\n", "unknown key preprocess.filtres", "Did you mean preprocess.filters?"),
+    ],
+)
+def test_a_mistake_anywhere_in_the_config_of_a_run_is_named(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.toml: {message}") as error:
+        settings(text, tmp_path)
+    assert error.value.hint == hint

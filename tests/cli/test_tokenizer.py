@@ -318,3 +318,23 @@ def test_what_is_no_text_is_refused(arguments: list[str], code: int, message: st
     assert result.exit_code == code
     assert message in result.stderr
     assert not Path("t").exists()
+
+
+def test_pieces_hold_what_is_no_line_break_here(tmp_path: Path) -> None:
+    text = ("p\u0085q r\u2028s\n" * 20).encode()
+    settings = ["--set", "normalization=identity", "--set", "character_coverage=1", "--vocab-size", "269", "--type", "bpe"]
+    succeed("train", "-", "--output", tmp_path / "t", *settings, text=text)
+    assert succeed("decode", tmp_path / "t", text=succeed("encode", tmp_path / "t", text=text)) == b"p q r s\n" * 20, "as decode --ids has it"
+
+
+def test_columns_that_are_taken_for_text_are_told(corpus: Path, tmp_path: Path) -> None:
+    table = "".join(f"{src}\t{tgt}\n" for src, tgt in zip(ENGLISH, GERMAN, strict=True)).encode()
+    options = ["--vocab-size", "350", "--type", "bpe"]
+    result = run("train", "-", "--output", tmp_path / "a", *options, text=table)
+    assert "stdin: 20 of 20 lines hold one tab, and were taken for text, tab and all" in result.stderr
+    (tmp_path / "t.tsv").write_bytes(table + b"caf\xe9\tKaffee\n")
+    result = run("train", tmp_path / "t.tsv", "--output", tmp_path / "b", *options)
+    assert "hold one tab" not in result.stderr
+    assert "t.tsv: 1 lines hold bytes that are not UTF-8" in result.stderr
+    result = run("train", "-", corpus / "en", "-", "--output", tmp_path / "c", *options, text=table)
+    assert (result.exit_code, "stdin (-) can stand for one text only" in result.stderr) == (2, True)

@@ -247,6 +247,8 @@ def test_the_architecture_is_that_of_the_model_to_begin_with(toy_run: Path, toy_
     mtkit(*words, "--set", "training.max_steps=1")
     model.rename(tmp_path / "moved")
     assert "going on from" in mtkit(*words, "--set", "training.max_steps=2").stderr, "the run knows its architecture"
+    model.mkdir()
+    assert "going on from" in mtkit(*words, "--set", "training.max_steps=3").stderr, "nor is it looked for where something else is"
     refused = mtkit(*words[:-1], tmp_path / "other", "--init-from", tmp_path / "moved", "--set", "model.d_model=32", exit_code=2)
     assert "is another model than that of the config: model.d_model: 16 -> 32" in refused.stderr
 
@@ -361,7 +363,9 @@ def test_two_processes_begin_with_one_model(toy_run: Path, train_words: list[str
         torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_settings_of_steps_that_are_done_are_told_to_have_no_effect(toy_run: Path, toy_text: Path, tmp_path: Path) -> None:
+def test_settings_of_steps_that_are_done_are_told_to_have_no_effect(
+    toy_run: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = toy_run / "data" / "shards"
     idle = ["--set", "tokenizer.vocab_size=9999", "--set", "preprocess.filters.max_length=3"]
     words = ["train", "--shards", shards, "--config", toy_text / "toy.toml", "--device", "cpu", "--dry-run"]  # with settings of all steps
@@ -369,5 +373,9 @@ def test_settings_of_steps_that_are_done_are_told_to_have_no_effect(toy_run: Pat
     assert f"tokenizer.vocab_size has no effect: {shards} is encoded already" in result.stderr
     assert f"preprocess.filters.max_length has no effect: {shards} is encoded already" in result.stderr
     assert result.stderr.count("has no effect") == 2
+    monkeypatch.setenv("MTKIT_LAUNCHER", "0")
+    monkeypatch.setattr("mtkit.distributed.watch_launcher", lambda: None)
+    assert "has no effect" not in mtkit(*words, *idle, "--output", tmp_path / "a").stderr, "the process that launched it has told"
+    monkeypatch.delenv("MTKIT_LAUNCHER")
     again = mtkit("train", "--shards", shards, "--shards", tmp_path, "--output", tmp_path / "b", exit_code=2)
     assert "--shards was given 2 times" in again.stderr

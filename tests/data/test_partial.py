@@ -166,3 +166,11 @@ def test_the_directory_is_hidden_beside_the_output(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     assert partial_directory(Path("a/shards")) == tmp_path / "a" / ".shards.partial"
     assert partial_directory(Path(f"a/shards{os.sep}")) == tmp_path / "a" / ".shards.partial"
+
+
+def test_what_is_unfinished_lies_beside_what_a_link_stands_for(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "shards")
+    assert (
+        partial_directory(tmp_path / "link") == partial_directory(tmp_path / "disk" / "shards") == (tmp_path / "disk" / ".shards.partial").resolve()
+    )

@@ -64,6 +64,8 @@ def test_a_language_that_is_not_there(tmp_path: Path, name: str) -> None:
         ("[]", "is not a JSON record"),
         ('{"text": "x"}', "has no 'translation'"),
         ('{"translation": "x"}', "is not a JSON record"),
+        ('{"translation": null}', "its translation is null"),
+        ('{"translation": {"en": "' + "x" * (5 << 20) + '", "de": "x"}}', "is longer than 4194304 bytes"),
         ('{"translation": {"en": 3, "de": "x"}}', "the translation holds something else than text"),
         ("[" * 200_000, "is not a JSON record"),
     ],

@@ -209,3 +209,9 @@ def test_a_learning_rate_that_misses_its_peak_or_its_end(overrides: list[str], u
     found = schedule_warning(build(*overrides), updates_per_epoch=updates_per_epoch)
     assert (found is None) == (message is None)
     assert re.search(message or "", found or "")
+
+
+def test_padding_does_not_count_for_a_limit_of_tokens() -> None:
+    config = build("training.max_tokens=25000", "batch.batch_tokens=600", "optim.warmup_steps=45")
+    assert schedule_warning(config, updates_per_epoch=None, padding_share=0.1) is None
+    assert "after about 42 updates" in (schedule_warning(config, updates_per_epoch=None) or "")

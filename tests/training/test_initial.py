@@ -149,7 +149,8 @@ def test_a_resumed_run_does_not_begin_again(base: Path, toy_text: Path, tmp_path
     trainer, said = opened(config(text, f"training.init_from={model}", "training.max_steps=6"), tmp_path / "run")
     assert trainer.state.step == 4
     assert_equal(weights_of(trainer), weights_of(first))
-    assert said == [f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000004'}"]
+    gone = f"warning: {model}: is not there; the run goes on without it"
+    assert said == [gone, f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-0000004'}"]
     with pytest.raises(ConfigError, match="training.init_from: "):
         opened(config(text), tmp_path / "run")
 
@@ -191,15 +192,20 @@ def test_an_optimizer_that_is_kept_goes_on_from_the_weights_that_it_has_made(bas
 
 
 def test_the_model_that_a_run_begins_with_is_what_it_has_to_beat(base: Path, shards: codec.Tree, tmp_path: Path) -> None:
-    worse = config(shards, f"training.init_from={base}", "optim.lr=3", "optim.warmup_steps=0", "checkpoint.keep_last=1", "validation.every_steps=2")
-    opened(worse, tmp_path / "worse", train=True)
+    options = [f"training.init_from={base}", "optim.lr=3", "optim.warmup_steps=0", "checkpoint.keep_last=1", "validation.every_steps=2"]
+    opened(config(shards, *options), tmp_path / "worse", train=True)
     records = read_metrics(tmp_path / "worse" / "metrics.jsonl")
     found = [(record["step"], record["is_best"]) for record in records if record["kind"] == "valid"]
     assert found == [(0, True), (2, False), (4, False)]
-    assert records[-1]["best_step"] == 0
+    assert records[-1]["handed_over"] == 0
     assert_equal(read_tensors(tmp_path / "worse" / "model" / "model.safetensors"), read_tensors(base / "model" / "model.safetensors"))
+    forgotten = [*options, "checkpoint.keep_best=0"]
+    opened(config(shards, *forgotten), tmp_path / "forgotten", train=True)
+    assert read_metrics(tmp_path / "forgotten" / "metrics.jsonl")[-1]["handed_over"] == 4, (
+        "the start is not kept then, and not said to be handed over"
+    )
     opened(config(shards, f"training.init_from={base}", "training.max_steps=8"), tmp_path / "better", train=True)
-    assert [record["best_step"] for record in read_metrics(tmp_path / "better" / "metrics.jsonl") if record["kind"] == "end"] == [8]
+    assert [record["handed_over"] for record in read_metrics(tmp_path / "better" / "metrics.jsonl") if record["kind"] == "end"] == [8]
 
 
 def test_a_model_that_has_moved_is_not_needed_to_go_on(base: Path, toy_text: Path, tmp_path: Path) -> None:
@@ -208,5 +214,6 @@ def test_a_model_that_has_moved_is_not_needed_to_go_on(base: Path, toy_text: Pat
     opened(config(text, f"training.init_from={model}"), tmp_path / "run", train=True)
     model.rename(tmp_path / "moved")
     for place in (tmp_path / "elsewhere", tmp_path / "run" / ".." / "model"):
-        trainer, _ = opened(config(text, f"training.init_from={place}"), tmp_path / "run")
+        trainer, said = opened(config(text, f"training.init_from={place}"), tmp_path / "run")
         assert trainer.state.step == 4
+        assert f"warning: {place}: is not there; the run goes on without it" in said

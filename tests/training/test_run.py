@@ -188,6 +188,7 @@ def files_below(directory: Path) -> dict[str, bytes]:
     [
         ("config.json", '{"name": "my-project"}'),
         ("config.json", "[]"),
+        ("config.json", '{"data": 1, "model": 2, "training": 3}'),
         ("config.json", '{"model": {}, "src_vocab_size": 8, "tokenizer": "0123"}'),  # of a model
         ("metrics.jsonl", "{}"),
         ("data/tokenizer/tokenizer.model", "x"),
@@ -243,3 +244,13 @@ def test_the_model_that_a_run_began_with_may_be_spelt_otherwise_or_be_gone(tmp_p
     for other in ("other", None):
         with pytest.raises(ConfigError, match="training.init_from: 'model' -> "):
             run.require_fitting(config(training={"init_from": other}))
+
+
+def test_what_a_run_began_with_stays_in_its_config(tmp_path: Path) -> None:
+    run = RunDirectory(path=tmp_path)
+    run.save_config(config(training={"init_from": "model"}))
+    run.save_config(config(training={"init_from": "other"}))  # nothing was trained from the first
+    (run.checkpoints / "step-0000010").mkdir(parents=True)
+    run.save_config(config(training={"init_from": "gone", "max_steps": 7}))
+    saved = json.loads((tmp_path / "config.json").read_text())["training"]
+    assert (saved["init_from"], saved["max_steps"]) == ("other", 7)

@@ -27,7 +27,9 @@ def save(trainer: Trainer, step: int, **scores: float) -> None:
 
 
 def handed_over(trainer: Trainer) -> tuple[float, int]:
-    assert trainer.store.hand_over() == []
+    step, damage = trainer.store.hand_over()
+    assert damage == []
+    assert load_model(trainer._run.model).description.provenance["step"] == step
     loaded = load_model(trainer._run.model)
     value = next(iter(parameters_by_name(loaded.model).values())).flatten()[0].item()
     return value, loaded.description.provenance["step"]
@@ -55,7 +57,8 @@ def test_the_next_best_is_handed_over_and_the_damaged_one_told(make_trainer: Mak
         save(trainer, step, loss=loss)
     weights = trainer.store.manager.directory / "step-0000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x99")
-    (line,) = trainer.store.hand_over()
+    step, (line,) = trainer.store.hand_over()
+    assert step == 3
     assert "step-0000002" in line
     assert load_model(trainer._run.model).description.provenance["step"] == 3
 

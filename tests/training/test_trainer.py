@@ -240,7 +240,7 @@ def test_a_run_that_was_killed_after_its_last_update_is_completed(
         "kind": "end",
         "step": 4,
         "reason": "training.max_steps = 4 reached",
-        "best_step": 4,
+        "handed_over": 4,
         "elapsed_s": pytest.approx(0, abs=60),
     }
     straight = make_trainer(tmp_path / "straight", *common)
