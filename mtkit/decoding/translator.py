@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from mtkit.data.batching import batches_by_length
-from mtkit.data.tokenizer import Tokenizer
+from mtkit.data.tokenizer import UNK_ID, Tokenizer
 from mtkit.decoding.engine.rows import RowModel, fits
 from mtkit.decoding.engine.slots import SlotSearches
 from mtkit.decoding.prefixes import Prefixes, with_prefixes
@@ -21,7 +21,7 @@ from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH, in_eval_mode, inference, model_step, pad_sources
-from mtkit.errors import ConfigError, DataError, ResourceError
+from mtkit.errors import ConfigError, DataError, ResourceError, UsageError
 from mtkit.files import is_blank, one_line
 from mtkit.model.transformer import Transformer
 
@@ -177,7 +177,10 @@ class LineTranslator(ABC):
         search: As above.
         window_lines: As above.
         description: As above.
+        takes_prefixes: Whether translations can be made to begin with given words.
     """
+
+    takes_prefixes = True
 
     def __init__(
         self,
@@ -236,13 +239,16 @@ class LineTranslator(ABC):
         Args:
             windows: Lists of lines, such as `mtkit.decoding.windows.LineWindows`; no window is asked for before the one before it is done.
             prefixes: With what the translation of each line has to begin, blank for anything; its last word may go on. The cap of the length is that
-                many tokens higher. None = anything for all.
+                many tokens higher. The translation of a blank line stays blank. None = anything for all.
 
         Raises:
+            UsageError: There are prefixes, and this engine cannot take them.
             DataError: There are not as many prefixes as lines.
             MTKitError: The model gave NaN.
             ResourceError: A batch does not fit into the memory of the GPU.
         """
+        if prefixes is not None and not self.takes_prefixes:
+            raise UsageError("translations cannot be made to begin with given words by this engine", hint="Leave out --engine.")
         first_line, remaining = 1, None if prefixes is None else iter(prefixes)
         for window in windows:
             beginnings = [] if remaining is None else list(itertools.islice(remaining, len(window)))
@@ -265,7 +271,7 @@ class LineTranslator(ABC):
         # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
         batches.sort(key=min)
         wanted = self._tokenizer.encode(prefixes, "tgt")
-        beginnings = [list(itertools.takewhile(lambda piece: piece not in self._forbidden_ids, ids)) for ids in wanted]
+        beginnings = [list(itertools.takewhile(lambda piece: piece not in self._forbidden_ids and piece != UNK_ID, ids)) for ids in wanted]
         searches = self._search_all(
             [[Sentence(source=sources[index][:limit], prefix=beginnings[index], line=first_line + index) for index in batch] for batch in batches]
         )
@@ -350,6 +356,7 @@ class Translator(LineTranslator):
             config = self.search
             assert len(self._models) == 1
             assert config.method == "beam"
+            self.takes_prefixes = False
             self._slots = SlotSearches(
                 self._models[0],
                 config.max_length,
@@ -373,8 +380,12 @@ class Translator(LineTranslator):
             yield from super()._search_all(batches)
         elif len(batches) < 2 or self._workers < 2:
             is_wide = min(model.config.d_model for model in self._models) >= SMALLEST_THREADED_WIDTH
+            before = torch.get_num_threads()
             torch.set_num_threads(self._workers if is_wide else 1)
-            yield from super()._search_all(batches)
+            try:
+                yield from super()._search_all(batches)
+            finally:
+                torch.set_num_threads(before)
         else:
             threads = ThreadPoolExecutor(self._workers, thread_name_prefix="mtkit-search", initializer=torch.set_num_threads, initargs=(1,))
             with in_eval_mode(self._models):  # here once for all threads, which share the models

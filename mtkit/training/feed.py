@@ -111,7 +111,8 @@ class Feed:
             DataError: No pair fits into the budget.
         """
         pairs = self.source.read(epoch, pool)
-        plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=budget or self.budget, seed=self._seed, epoch=epoch, pool=pool)
+        # By the numbers of the pool itself, which is a later one where some were empty: a run that goes on asks for that one.
+        plan = plan_pool(pairs.src_lengths, pairs.tgt_lengths, budget=budget or self.budget, seed=self._seed, epoch=pairs.epoch, pool=pairs.number)
         return PlannedPool(pool=pairs, plan=plan, digest=pairs.digest())
 
     def updates_per_epoch(self, planned: PlannedPool) -> int | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mtkit.data.tokenizer import UNK_ID
+from mtkit.decoding.engine.ct2 import CTranslate2Translator
 from mtkit.decoding.engine.rows import RowModel
 from mtkit.decoding.prefixes import Prefixes, with_prefixes
 from mtkit.decoding.sampling import greedy_search, sample
@@ -14,7 +16,7 @@ from mtkit.decoding.scoring import score_token_pairs
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import inference, model_step, pad_sources
 from mtkit.decoding.translator import SearchConfig, Translator
-from mtkit.errors import DataError
+from mtkit.errors import DataError, UsageError
 from mtkit.model.transformer import Transformer
 from mtkit.native import kernels
 from tests.decoding.builders import random_model, sentences, tiny_tokenizer
@@ -128,3 +130,20 @@ def test_a_prefix_counts_up_to_what_there_is_no_piece_for(monkeypatch: pytest.Mo
     (found,) = translator.translate(["baki"], prefixes=["ka baki"])
     assert "the prefix holds what the model has no piece for, and counts up to there" in (found.warning or "")
     assert piece not in found.hypotheses[0].tokens
+
+
+def test_engines_that_cannot_do_it_say_so() -> None:
+    translator = Translator([model()], tiny_tokenizer(), in_slots=True)
+    with pytest.raises(UsageError, match="cannot be made to begin with given words"):
+        list(translator.translate(LINES, prefixes=["ka"] * len(LINES)))
+    assert not CTranslate2Translator.takes_prefixes
+
+
+def test_what_is_unknown_ends_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary without bytes has a piece for it, which stands for anything."""
+    translator = make()
+    monkeypatch.setattr(translator._tokenizer, "encode", lambda lines, _side: [[270, UNK_ID, 271] for _ in lines])
+    monkeypatch.setattr(translator, "_forbidden_ids", [one for one in translator._forbidden_ids if one != UNK_ID])
+    (found,) = translator.translate(["baki"], prefixes=["ka ? baki"])
+    assert found.hypotheses[0].tokens[0] == 270
+    assert "the prefix holds what the model has no piece for" in (found.warning or "")

@@ -467,3 +467,13 @@ def test_sampling_may_ask_for_more_than_the_beam() -> None:
 def test_one_text_is_no_list_of_lines() -> None:
     with pytest.raises(TypeError, match="translate takes lines"):
         make().translate("baki")
+
+
+def test_threads_of_the_caller_stay_as_they_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(make(workers=1).translate(["baki"]))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

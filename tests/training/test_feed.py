@@ -253,3 +253,21 @@ def test_a_pipe_that_says_no_more_does_not_keep_the_run_from_ending(
     for thread in (writer, *waiting):
         thread.join(timeout=10)
         assert not thread.is_alive()
+
+
+def test_a_pool_behind_an_empty_one_is_the_same_when_it_is_asked_for_itself(toy_text: Path, toy_shards: Path, tmp_path: Path) -> None:
+    """A run that was stopped in the middle of it goes on by its own number."""
+    pairs = zip(*((toy_text / f"train.{side}").read_text().split("\n")[:-1] for side in ("en", "de")), strict=True)
+    (tmp_path / "gap.tsv").write_text("\t\n" * POOL_PAIRS + "".join(f"{src}\t{tgt}\n" for src, tgt in pairs))
+
+    def feed() -> Feed:
+        source = StreamPools(parse_corpus([str(tmp_path / "gap.tsv")]), tokenizer=ShardSet.open(toy_shards).tokenizer, filters=FilterConfig())
+        return Feed(source, budget=derive_budget(batch_tokens=120, max_tokens=60, world_size=1), seed=5, world=World())
+
+    whole = take(feed(), 6)
+    first = whole[0].planned
+    assert (first.pool.number, first.plan.pool) == (1, 1)
+    for position in (1, 3):
+        rest = take(feed(), 6 - position, start=(0, 1, position))
+        assert [batch.pair_numbers() for batch in rest] == [batch.pair_numbers() for batch in whole[position:]]
+        assert [batch.batch.seeds for batch in rest] == [batch.batch.seeds for batch in whole[position:]]

@@ -61,6 +61,8 @@ class CTranslate2Translator(LineTranslator):
         UsageError: CTranslate2 cannot search like this.
     """
 
+    takes_prefixes = False
+
     def __init__(
         self,
         runtime: Any,

@@ -79,8 +79,9 @@ class SlotSearches:
             while len(self._searches) >= MAX_SEARCHES:
                 del self._searches[next(iter(self._searches))]  # before the new one takes memory
             search = SlotSearch(self._model, num_slots=num_slots, src_capacity=src_capacity, tgt_capacity=tgt_capacity, **self._options)
-        self._searches[key] = search
-        return search.run(sources, [self._max_length(len(source)) for source in sources])
+        found = search.run(sources, [self._max_length(len(source)) for source in sources])
+        self._searches[key] = search  # not one that failed, for NaN stays in it
+        return found
 
 
 class SlotSearch:

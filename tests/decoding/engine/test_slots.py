@@ -11,6 +11,7 @@ from mtkit.decoding.engine.slots import MAX_SEARCHES, SlotSearch, SlotSearches
 from mtkit.decoding.scoring import PenaltyKind
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import inference, model_step, pad_sources
+from mtkit.decoding.translator import Translator
 from mtkit.errors import MTKitError
 from mtkit.model.transformer import Transformer
 from tests.decoding.builders import never_ends, random_model, tiny_tokenizer
@@ -150,3 +151,13 @@ def test_only_the_sizes_that_were_needed_last_are_kept() -> None:
             batch = [[7] * length]
             assert_same(searches.run(batch), plain(model, batch, [length + 5], beam_size=2, n_best=1, alpha=0.6, kind="gnmt"))
     assert len(searches._searches) == MAX_SEARCHES == 2
+
+
+def test_what_has_met_nan_is_not_searched_with_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator([random_model(4)], tiny_tokenizer(), in_slots=True)
+    encode = Transformer.encode
+    with monkeypatch.context() as broken:
+        broken.setattr(Transformer, "encode", lambda *arguments: encode(*arguments) * float("nan"))
+        with pytest.raises(MTKitError, match="the model gave NaN"):
+            list(translator.translate(["baki"]))
+    assert next(translator.translate(["baki"])).text
