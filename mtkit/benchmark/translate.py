@@ -9,7 +9,8 @@ import torch
 
 from mtkit.benchmark.machine import Spread, describe_machine, spread, synchronize
 from mtkit.data.tokenizer import Tokenizer
-from mtkit.decoding.translator import Translation, Translator
+from mtkit.decoding.lines import Translation
+from mtkit.decoding.translator import Translator
 from mtkit.evaluation.metrics import corpus_scores
 from mtkit.training.dry_run import peak_memory_mb
 

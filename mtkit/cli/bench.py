@@ -178,8 +178,8 @@ def translate(
     """Sentences and target tokens per second of `mtkit translate`, model loading not counted."""
     from mtkit import config as codec
     from mtkit.benchmark.translate import bench_translate
+    from mtkit.decoding.lines import SearchConfig
     from mtkit.decoding.loading import load_translator
-    from mtkit.decoding.translator import SearchConfig
     from mtkit.files import read_lines
     from mtkit.model.device import resolve_device
 

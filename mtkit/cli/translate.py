@@ -19,7 +19,7 @@ from mtkit.files import STDIO, LineReader, open_bytes, open_lines, open_output, 
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizer
-    from mtkit.decoding.translator import LineTranslator, SearchConfig, Translation
+    from mtkit.decoding.lines import LineTranslator, SearchConfig, Translation
     from mtkit.decoding.windows import LineWindows
 
 EPILOG = (
@@ -213,7 +213,7 @@ def _warn_of_markup(windows: "LineWindows") -> Iterator[list[str]]:
 
 def _resolve(overrides: list[str], flags: Mapping[str, codec.Tree]) -> "SearchConfig":
     """The search settings from `--set` and flags; a flag wins."""
-    from mtkit.decoding.translator import SearchConfig
+    from mtkit.decoding.lines import SearchConfig
 
     layers = [codec.Layer(name=f"--set {text}", data=codec.parse_override(text)) for text in overrides]
     layers += [codec.Layer(name=name, data=data) for name, data in flags.items()]

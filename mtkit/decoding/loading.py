@@ -10,8 +10,9 @@ from mtkit.checkpoint.layout import find_model
 from mtkit.cores import num_threads
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine import slots
+from mtkit.decoding.lines import BATCH_TOKENS, SearchConfig
 from mtkit.decoding.quantize import NarrowPrecision, build_quantized, quantize_linear_layers
-from mtkit.decoding.translator import BATCH_TOKENS, SMALLEST_THREADED_WIDTH, SearchConfig, Translator
+from mtkit.decoding.translator import SMALLEST_THREADED_WIDTH, Translator
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.device import InferencePrecisionName, keep_freed_memory, resolve_device, resolve_inference_precision
 from mtkit.model.transformer import Transformer

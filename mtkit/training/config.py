@@ -13,7 +13,7 @@ from mtkit.checkpoint.manager import CheckpointConfig, Metric
 from mtkit.data.preprocess import PreprocessConfig
 from mtkit.data.subword import MAX_ALPHA
 from mtkit.data.tokenizer import TokenizerConfig
-from mtkit.decoding.translator import SearchConfig
+from mtkit.decoding.lines import SearchConfig
 from mtkit.errors import ConfigError
 from mtkit.evaluation.metrics import tokenizer_for
 from mtkit.model.config import MODEL_PRESETS, ModelConfig

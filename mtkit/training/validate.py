@@ -12,8 +12,9 @@ from mtkit import faults
 from mtkit.data.batching import batches_by_length
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import Tokenizer
+from mtkit.decoding.lines import SearchConfig
 from mtkit.decoding.steps import MAX_SOURCE_LENGTH
-from mtkit.decoding.translator import SearchConfig, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.distributed import World, all_gather_lines, all_reduce_sums
 from mtkit.errors import MTKitError
 from mtkit.evaluation.checks import is_escaped, is_in_subwords, takes_sentences_for_words

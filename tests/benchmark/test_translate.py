@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from mtkit.benchmark.translate import TranslateReport, bench_translate
-from mtkit.decoding.translator import SearchConfig, Translation, Translator
+from mtkit.decoding.lines import SearchConfig, Translation
+from mtkit.decoding.translator import Translator
 from mtkit.evaluation.metrics import corpus_scores
 from tests.decoding.builders import random_model, sentences, tiny_tokenizer
 

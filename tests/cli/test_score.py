@@ -15,9 +15,9 @@ from mtkit.cli.app import app as mtkit_app
 from mtkit.cli.app import global_options
 from mtkit.data.loader import collate
 from mtkit.data.tokenizer import TokenizerConfig, train_tokenizer
+from mtkit.decoding.lines import SearchConfig
 from mtkit.decoding.loading import load_translator
 from mtkit.decoding.scoring import score_pairs
-from mtkit.decoding.translator import SearchConfig
 from mtkit.errors import MTKitError
 from mtkit.evaluation import testsets
 from mtkit.evaluation.checks import NamedLines

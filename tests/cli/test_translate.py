@@ -19,8 +19,9 @@ from mtkit.checkpoint.format import load_model
 from mtkit.cli import translate as command
 from mtkit.cli.app import app
 from mtkit.decoding.engine.ct2 import load_ctranslate2
+from mtkit.decoding.lines import BATCH_TOKENS, SearchConfig
 from mtkit.decoding.scoring import score_token_pairs
-from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.files import decode_line
 from tests.decoding.builders import random_model, save, sentences, tiny_tokenizer
 
@@ -135,7 +136,7 @@ def test_n_best_prints_n_ranked_lines_for_every_line(run: Run) -> None:
 
 
 def test_tabs_in_a_translation_do_not_make_columns() -> None:
-    from mtkit.decoding.translator import RankedText, Translation
+    from mtkit.decoding.lines import RankedText, Translation
 
     ranked = RankedText(text="a\tb", tokens=(5,), score=-1.0, log_prob=-1.0, finished=True)
     translation = Translation(line=3, text="a\tb", hypotheses=(ranked,))

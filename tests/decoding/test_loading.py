@@ -9,10 +9,11 @@ import torch
 from mtkit.checkpoint.format import load_model, save_narrow_model
 from mtkit.checkpoint.narrow import StoredPrecision
 from mtkit.decoding import loading
+from mtkit.decoding.lines import BATCH_TOKENS, SearchConfig
 from mtkit.decoding.loading import load_models, load_translator
 from mtkit.decoding.quantize import Int8Linear, NativeLinear, RoundedEmbedding, quantize_linear_layers
 from mtkit.decoding.steps import inference
-from mtkit.decoding.translator import BATCH_TOKENS, SearchConfig, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.errors import ArtefactError, UsageError
 from mtkit.model.transformer import Transformer
 from mtkit.native import kernels, library

@@ -10,12 +10,13 @@ import pytest
 from mtkit.data.tokenizer import UNK_ID
 from mtkit.decoding.engine.ct2 import CTranslate2Translator
 from mtkit.decoding.engine.rows import RowModel
+from mtkit.decoding.lines import SearchConfig
 from mtkit.decoding.prefixes import Prefixes, with_prefixes
 from mtkit.decoding.sampling import greedy_search, sample
 from mtkit.decoding.scoring import score_token_pairs
 from mtkit.decoding.search import Hypothesis, beam_search
 from mtkit.decoding.steps import inference, model_step, pad_sources
-from mtkit.decoding.translator import SearchConfig, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, UsageError
 from mtkit.model.transformer import Transformer
 from mtkit.native import kernels

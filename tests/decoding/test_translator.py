@@ -10,9 +10,10 @@ from torch import Tensor
 from mtkit.data.tokenizer import EOS_ID
 from mtkit.decoding import translator as translator_module
 from mtkit.decoding.engine import slots
+from mtkit.decoding.lines import SearchConfig, Translation
 from mtkit.decoding.scoring import score_pairs, score_token_pairs
 from mtkit.decoding.search import StepFn, beam_search
-from mtkit.decoding.translator import SearchConfig, Translation, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.errors import ConfigError, MTKitError, ResourceError
 from mtkit.model.transformer import Transformer
 from tests.decoding.builders import never_ends, random_model, sentences, tiny_tokenizer, tokenizer_of_two

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.data.loader import collate
+from mtkit.decoding.lines import SearchConfig, Translation
 from mtkit.decoding.scoring import score_pairs
-from mtkit.decoding.translator import SearchConfig, Translation
 from mtkit.distributed import World
 from mtkit.evaluation.metrics import corpus_scores
 from mtkit.training import validate as module

@@ -25,9 +25,9 @@ from mtkit.checkpoint.layout import CONFIG_NAME, EXPORT_KIND, TOKENIZER_NAME
 from mtkit.cores import num_threads
 from mtkit.data.batching import batches_by_length
 from mtkit.data.tokenizer import EOS_ID, Tokenizer
+from mtkit.decoding.lines import BATCH_TOKENS, LineTranslator, SearchConfig, Sentence, named_lines
 from mtkit.decoding.scoring import length_penalty, refuse_nan
 from mtkit.decoding.search import Hypothesis
-from mtkit.decoding.translator import BATCH_TOKENS, LineTranslator, SearchConfig, Sentence, named_lines
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
 from mtkit.model.device import InferencePrecisionName
 

@@ -13,8 +13,9 @@ from mtkit.checkpoint.ctranslate2 import export_ctranslate2
 from mtkit.checkpoint.format import load_model
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.decoding.engine.ct2 import CTranslate2Translator, _resolve_place, load_ctranslate2
+from mtkit.decoding.lines import SearchConfig, Translation
 from mtkit.decoding.scoring import score_token_pairs
-from mtkit.decoding.translator import SearchConfig, Translation, Translator
+from mtkit.decoding.translator import Translator
 from mtkit.errors import ArtefactError, ConfigError, MTKitError, ResourceError, UsageError
 from mtkit.model.transformer import Transformer
 from tests.decoding.builders import never_ends, random_model, save, sentences, tiny_tokenizer
