@@ -208,3 +208,8 @@ def test_ctrl_c_ends_all_processes_quietly() -> None:
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"error: interrupted\n")
     assert not Path("out").exists()
+
+
+def test_stdin_is_read_once(run: Run) -> None:
+    result = run("--train", "-", "--dev", "-", "--tokenizer", "tok", "-o", "out", exit_code=2)
+    assert "stdin (-) can stand for one text only" in result.stderr

@@ -61,6 +61,8 @@ def test_a_saved_config_gives_the_same_config_back() -> None:
         (["training.subword_alpha=1001"], "training.subword_alpha (test) must be above 0 and at most 1000, but is 1001.0"),
         (["training.subword_alpha=0.1", "tokenizer.type=bpe"], "training.subword_alpha is 0.1, which needs tokenizer.type = unigram"),
         (["training.keep_optimizer=true"], "training.keep_optimizer (test) is true, which needs init_from"),
+        (["optim.r_drop=1e300"], "optim.r_drop (test) must be at least 0 and at most 1e+06, but is 1e+300"),
+        (["model.num_decoder_layers=513"], "model.num_decoder_layers (test) must be at most 512, but is 513"),
         (["optim.optimizer=sgd"], "optim.optimizer (test) must be one of adam, muon, but is 'sgd'"),
         (["training.log_every_steps=0"], "training.log_every_steps (test) must be at least 1"),
         (["training.max_skipped_in_row=0"], "training.max_skipped_in_row (test) must be at least 1"),

@@ -11,7 +11,7 @@ from mtkit import config as codec
 from mtkit.checkpoint.format import parameters_by_name, read_tensors
 from mtkit.data.tokenizer import Tokenizer
 from mtkit.distributed import World
-from mtkit.errors import ArtefactError, ConfigError
+from mtkit.errors import ArtefactError, ConfigError, ResourceError
 from mtkit.training.config import TrainConfig
 from mtkit.training.initial import open_initial
 from mtkit.training.prepare import prepare_data, shards_directory
@@ -217,3 +217,13 @@ def test_a_model_that_has_moved_is_not_needed_to_go_on(base: Path, toy_text: Pat
         trainer, said = opened(config(text, f"training.init_from={place}"), tmp_path / "run")
         assert trainer.state.step == 4
         assert f"warning: {place}: is not there; the run goes on without it" in said
+
+
+def test_a_model_that_does_not_fit_into_the_memory_is_told(shards: codec.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("mtkit.training.initial.Transformer", refuse)
+    with pytest.raises(ResourceError, match="the weights of the model do not fit into the memory of cpu") as error:
+        opened(config(shards), tmp_path / "run")
+    assert "model.d_model, now 16" in (error.value.hint or "")
