@@ -61,10 +61,7 @@ def resolve(cls: type[C], layers: Sequence[Layer]) -> Resolved[C]:
     merged: Tree = {}
     origins: dict[str, str] = {}
     for layer in layers:
-        try:
-            check_keys(cls, layer.data)
-        except ConfigError as error:
-            raise ConfigError(f"{layer.name}: {error.message}", hint=error.hint) from None
+        check_layer(cls, layer)
         _merge(merged, layer.data, origins=origins, name=layer.name, prefix="")
     return Resolved(config=from_dict(cls, merged, origins=origins), origins=origins)
 
@@ -168,6 +165,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, prefix: str =
         elif left != right:
             lines.append(f"{prefix}{key}: {_show(left)} -> {_show(right)}")
     return lines
+
+
+def check_layer(cls: type[Any], layer: Layer) -> None:
+    """Refuse keys of a layer that the dataclass does not have.
+
+    Raises:
+        ConfigError: Names the layer, the key and the nearest one that exists.
+    """
+    try:
+        check_keys(cls, layer.data)
+    except ConfigError as error:
+        raise ConfigError(f"{layer.name}: {error.message}", hint=error.hint) from None
 
 
 def check_keys(cls: type[Any], data: Mapping[str, Any], *, prefix: str = "") -> None:

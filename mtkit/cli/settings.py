@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtkit.config import Layer, check_keys, is_config_of_run, parse_override, read_config
-from mtkit.errors import ConfigError
+from mtkit.config import Layer, check_layer, is_config_of_run, parse_override, read_config
 
 
 def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, table: str) -> list[Layer]:
@@ -27,10 +26,7 @@ def part_layers(file: Path | None, overrides: Sequence[str], cls: type[Any], *, 
         if is_config_of_run(tree, cls, table=table):
             from mtkit.training.config import TrainConfig, preset
 
-            try:
-                check_keys(TrainConfig, {key: value for key, value in tree.items() if key != "preset"})
-            except ConfigError as error:
-                raise ConfigError(f"{file}: {error.message}", hint=error.hint) from None
+            check_layer(TrainConfig, Layer(name=str(file), data={key: value for key, value in tree.items() if key != "preset"}))
             if (name := tree.get("preset")) is not None:
                 layer = preset(str(name))
                 layers.append(Layer(name=layer.name, data=layer.data.get(table, {})))

@@ -198,12 +198,13 @@ def resolve_config(
 
 def _architecture_layer(init_from: str, output: Path | None) -> "Layer | None":
     """The architecture of the model that a run begins with; None where that is nowhere to be read."""
-    from mtkit.checkpoint.layout import CHECKPOINTS_NAME, CONFIG_NAME, checkpoint_directories, find_model
+    from mtkit.checkpoint.layout import CONFIG_NAME, find_model
     from mtkit.config import Layer
     from mtkit.files import read_json
     from mtkit.model.config import ONLY_IN_TRAINING
+    from mtkit.training.run import RunDirectory
 
-    if output is not None and (output / CONFIG_NAME).exists() and checkpoint_directories(output / CHECKPOINTS_NAME):
+    if output is not None and (output / CONFIG_NAME).exists() and RunDirectory(path=output).has_checkpoints():
         saved = output / CONFIG_NAME  # the run goes on, and needs the model no more
     elif Path(init_from).exists():
         saved = find_model(Path(init_from)) / CONFIG_NAME

@@ -156,7 +156,6 @@ class LineTranslator(ABC):
         search: How to search.
         batch_tokens: Source positions of a batch, padding included.
         window_lines: Lines that are sorted by length together.
-
         description: What computes, for a person.
 
     Attributes:
@@ -237,15 +236,15 @@ class LineTranslator(ABC):
             raise UsageError("translations cannot be made to begin with given words by this engine", hint="Leave out --engine.")
         first_line, remaining = 1, None if prefixes is None else iter(prefixes)
         for window in windows:
-            beginnings = [] if remaining is None else list(itertools.islice(remaining, len(window)))
-            if remaining is not None and len(beginnings) < len(window):
+            beginnings = None if remaining is None else list(itertools.islice(remaining, len(window)))
+            if beginnings is not None and len(beginnings) < len(window):
                 raise DataError(f"there are {first_line - 1 + len(beginnings)} prefixes, and more lines to translate")
-            yield from self._translate_window(window, first_line, beginnings or [""] * len(window))
+            yield from self._translate_window(window, first_line, beginnings)
             first_line += len(window)
         if remaining is not None and next(remaining, None) is not None:
             raise DataError(f"there are more prefixes than the {first_line - 1} lines to translate")
 
-    def _translate_window(self, lines: Sequence[str], first_line: int, prefixes: Sequence[str]) -> Iterator[list[Translation]]:
+    def _translate_window(self, lines: Sequence[str], first_line: int, prefixes: Sequence[str] | None) -> Iterator[list[Translation]]:
         limit = self.search.max_source_length
         sources = self._tokenizer.encode(lines, "src")
         with_content = [index for index, ids in enumerate(sources) if ids]
@@ -256,7 +255,7 @@ class LineTranslator(ABC):
         batches = [[with_content[place] for place in batch] for batch in self._batches(lengths)]
         # The batch with the first line comes first: what cannot be handed over yet waits for the lines before it. Blank lines wait for none.
         batches.sort(key=min)
-        wanted = self._tokenizer.encode(prefixes, "tgt")
+        wanted = [[] for _ in lines] if prefixes is None else self._tokenizer.encode(prefixes, "tgt")
         beginnings = [list(itertools.takewhile(lambda piece: piece not in self._forbidden_ids and piece != UNK_ID, ids)) for ids in wanted]
         searches = self._search_all(
             [[Sentence(source=sources[index][:limit], prefix=beginnings[index], line=first_line + index) for index in batch] for batch in batches]

@@ -160,6 +160,11 @@ class Transformer(nn.Module):
         return self.src_embedding.weight
 
     @property
+    def tgt_embedder(self) -> nn.Module:
+        """What embeds target pieces; with three-way tying the same module as `src_embedding`."""
+        return self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
+
+    @property
     def tgt_weight(self) -> Tensor:
         """The target embeddings; with three-way tying the same tensor as `src_weight`."""
         return self.src_weight if self.tgt_embedding is None else self.tgt_embedding.weight
@@ -205,7 +210,7 @@ class Transformer(nn.Module):
         self_mask = torch.ones(length, length, dtype=torch.bool, device=tgt_BT.device).tril()
         if tgt_mask_BT is not None:
             self_mask = self_mask & tgt_mask_BT[:, None, None, :]
-        x_BTD = self._embed(tgt_BT, self._tgt_embedding)
+        x_BTD = self._embed(tgt_BT, self.tgt_embedder)
         src_mask = src_mask_BS[:, None, None, :]
         if not needs_grid(x_BTD.device):
             return cast(Tensor, self.decoder(x_BTD, memory_BSD, to_self=PaddedAttention(self_mask), to_src=PaddedAttention(src_mask)))
@@ -235,7 +240,7 @@ class Transformer(nn.Module):
             memory_MD: What `encode_packed` returned.
             src: Where the source sentences lie.
         """
-        x_ND = self._embed_packed(tgt_N, self._tgt_embedding, tgt)
+        x_ND = self._embed_packed(tgt_N, self.tgt_embedder, tgt)
         max_length = max(src.max_length, tgt.max_length)
         kernel = packed_kernel(tgt_N.device.type, max_length=max_length, head_dim=self.config.head_dim)
         to_self, to_src = PackedAttention(tgt, tgt, is_causal=True, kernel=kernel), PackedAttention(tgt, src, is_causal=False, kernel=kernel)
@@ -261,13 +266,9 @@ class Transformer(nn.Module):
             cache: From `start_cache`, or a `SlotCache`; gains one position. Between steps, its `reorder` selects the rows to go on with.
         """
         assert tokens_R.shape[0] == cache.num_rows, f"{tokens_R.shape[0]} tokens for {cache.num_rows} rows"
-        x_RD = self._tgt_embedding(tokens_R)
+        x_RD = self.tgt_embedder(tokens_R)
         table_TD = self.positions(cache.num_positions, like=x_RD)
         return self.decoder.step(self._at_positions(x_RD, table_TD[cache.row_positions()]), cache)
-
-    @property
-    def _tgt_embedding(self) -> nn.Module:
-        return self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
 
     def _embed(self, tokens_BT: Tensor, embedding: nn.Module) -> Tensor:
         """x_BTD of padded tokens."""

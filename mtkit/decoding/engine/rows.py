@@ -78,7 +78,7 @@ class RowModel:
         )
         decoder = stack(
             model.decoder,
-            model.src_embedding if model.tgt_embedding is None else model.tgt_embedding,
+            model.tgt_embedder,
             [
                 [
                     layer.self_attention.in_proj,
